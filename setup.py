@@ -19,6 +19,8 @@ DIRECTIVES = {
     "wraparound": DEBUG,
     "initializedcheck": DEBUG,
     "cdivision": not DEBUG,
+    "auto_pickle": False,
+    "autotestdict": False,
     "embedsignature": True,
     "embedsignature.format": "python",
 }
