@@ -21,8 +21,6 @@ DIRECTIVES = {
     "cdivision": not DEBUG,
     "auto_pickle": False,
     "autotestdict": False,
-    "embedsignature": True,
-    "embedsignature.format": "python",
 }
 
 # No -march: wheels run on any CPU of the architecture; kernels choose faster versions of themselves at run time.
