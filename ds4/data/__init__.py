@@ -1,4 +1,4 @@
-"""Files that come with the package: the tiny model and the demo's conversations. Knows where they are, not what they mean."""
+"""Files that come with the package: the tiny model, the demo's conversations. Knows only where they are."""
 
 from __future__ import annotations
 
