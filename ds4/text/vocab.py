@@ -126,6 +126,7 @@ class _Reader:
     ) -> tuple[tuple[str, str], ...]:
         """Parse the merges, and add their results to `plain`."""
         merges: dict[tuple[str, str], None] = {}
+        required = frozenset(protocol.REQUIRED)
         for i, line in enumerate(self.strings("merges")):
             left, space, right = line.partition(" ")
             if not (left and space and right) or " " in right:
@@ -136,7 +137,7 @@ class _Reader:
                     raise self.bad(f"the merge {line!r} needs the token {token!r}, which is not there", f"merges[{i}]")
             if (left, right) in merges:
                 raise self.bad(f"the merge {line!r} is there twice", f"merges[{i}]")
-            if whole in protocol.REQUIRED or (types is not None and types[ids[whole]] == CONTROL):
+            if whole in required or (types is not None and types[ids[whole]] == CONTROL):
                 raise self.bad(f"the merge {line!r} would let text become the control token {whole!r}", f"merges[{i}]")
             merges[left, right] = None
             plain[whole] = ids[whole]

@@ -463,8 +463,8 @@ class Terminal(io.StringIO):
 
 def run_live(replies: Sequence[Reply], answers: Callable[[str], Any], height: int = 24) -> tuple[list[str], str]:
     """Frames as shown after each step, and all that was written in the end, without styles."""
-    engine = FakeEngine(answers, SimpleNamespace(context=512, max_rows=100), lambda n: None)
-    together = Together(engine, TOKENIZER, replies, params=None, max_tokens=200)
+    engine = FakeEngine(answers, SimpleNamespace(context=4096, max_rows=100), lambda n: None)
+    together = Together(engine, TOKENIZER, replies, params=None, max_tokens=2000)
     out, frame = Terminal(), io.StringIO()
 
     def console_on(file: io.StringIO) -> Console:
@@ -489,12 +489,13 @@ def chat_reply(text: str) -> Reply:
 
 
 def test_live_panes_and_the_whole_text_at_the_end() -> None:
-    long = " ".join(f"w{i}" for i in range(60))
+    long = " ".join(f"w{i}" for i in range(150))
     replies = [chat_reply("first"), chat_reply("second [b]")]
     frames, final = run_live(replies, lambda prompt: long if "first" in prompt else "No [i].")
     assert all(len(frame.splitlines()) <= 24 for frame in frames)
     assert "1. first" in frames[0] and "2. second [b]" in frames[0]
     assert "tokens/s together; m on fake, path shared" in frames[-1]
+    assert "w149" in frames[-1] and "w9 " not in frames[-1]  # the pane shows the newest lines
     for word in long.split():
         assert word in final
     assert "No [i]." in final

@@ -92,6 +92,13 @@ def test_merges_that_spell_a_control_token_are_refused() -> None:
         assert caught.value.data["where"] == "tokenizer.ggml.merges[20]"
 
 
+def test_the_library_does_not_know_special_tokens(tokenizer: Tokenizer) -> None:
+    """Even a merge or an added token could not produce what is not in its vocabulary."""
+    known = tokenizer._bpe.get_vocab(with_added_tokens=True)
+    assert not set(known.values()) & set(tokenizer.special_tokens.values())
+    assert len(known) + len(tokenizer.special_tokens) == tokenizer.vocab_size
+
+
 def test_special_tokens_are_known_without_token_types() -> None:
     metadata = {key: value for key, value in GOLDEN_METADATA.items() if not key.endswith("token_type")}
     assert Tokenizer.from_metadata(metadata).special_tokens == TOKENIZERS["golden"].special_tokens

