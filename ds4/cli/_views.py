@@ -80,8 +80,9 @@ def summary(together: Together, seconds: float, backend: str) -> str:
     now = time.perf_counter()
     totals = totals_of(together, seconds)
     each = ", ".join("-" if (speed := reply.speed(now)) is None else f"{speed:.1f}" for reply in together.replies)
+    sessions = "1 session" if totals["sessions"] == 1 else f"{totals['sessions']} sessions"
     return (
-        f"{totals['sessions']} sessions, {totals['steps']} steps: {totals['prompt_tokens']} tokens read, "
+        f"{sessions}, {totals['steps']} steps: {totals['prompt_tokens']} tokens read, "
         f"{totals['tokens']} written in {totals['seconds']:.2f} s, {totals['tokens_per_second'] or 0:.1f} tokens/s "
         f"together ({each} each). Backend {backend}, path {together.path}."
     )

@@ -25,6 +25,12 @@ from ds4.text.messages import Message
 from ds4.text.tokenizer import Tokenizer
 
 HELP = "answer several prompts together"
+EXAMPLE = """\
+examples:
+  ds4 run --demo
+  ds4 run -p "What is 35 + 7?" -p "Spell ship."
+  ds4 run -m model.gguf --think -p "Why is the sky blue?" --json
+"""
 
 BUNDLED = (
     "This is ds4-tiny, the demonstration model that comes with ds4: 9 million parameters, trained for small sums, "
@@ -39,6 +45,7 @@ Conversation = tuple[str, list[Message]]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLE
     add = parser.add_argument
     add("-p", "--prompt", action="append", default=[], help="a prompt; give several to run them together")
     add("--demo", action="store_true", help="four prompts that the bundled model answers right")

@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from tokenizer_files import EVAL, TINY_MODEL, metadata_of
 
 from ds4.errors import TextError, TextWarning
 from ds4.text import protocol
 from ds4.text.chat import render
 from ds4.text.tokenizer import Tokenizer
+from tests.support.tokenizer_files import EVAL, TINY_MODEL, metadata_of
 
 TOKENIZER = Tokenizer.from_metadata(metadata_of(TINY_MODEL))
 CASES = json.loads(EVAL.read_text("utf-8"))["cases"]

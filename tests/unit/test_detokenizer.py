@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_files import GOLDEN, metadata_of
 
 from ds4.errors import TextError
 from ds4.text.detokenizer import Detokenizer
 from ds4.text.tokenizer import Tokenizer
+from tests.support.tokenizer_files import GOLDEN, metadata_of
 
 TOKENIZER = Tokenizer.from_metadata(metadata_of(GOLDEN / "tiny-flash.gguf"))
 BYTE_IDS = {TOKENIZER.token_bytes(i): i for i in range(3, 259)}

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tokenizer_files import EVAL, TINY_MODEL, metadata_of
 
 import ds4
 from ds4.cli import _together, _views
@@ -23,6 +22,7 @@ from ds4.cli._together import Reply, Together
 from ds4.data import bundled_model, demo_conversations
 from ds4.errors import BatchError, ContextLimitError, Ds4Error, NumericError, PagesExhaustedError, StepError
 from ds4.text import Tokenizer
+from tests.support.tokenizer_files import EVAL, TINY_MODEL, metadata_of
 
 METADATA = metadata_of(TINY_MODEL)
 TOKENIZER = Tokenizer.from_metadata(METADATA)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_files import GOLDEN, TINY_MODEL, metadata_of
 
 from ds4.errors import ModelFormatError, TextError, UnsupportedModelError
 from ds4.text import protocol
 from ds4.text.tokenizer import Tokenizer
+from tests.support.tokenizer_files import GOLDEN, TINY_MODEL, metadata_of
 
 CASES = json.loads((GOLDEN / "tokenizer_cases.json").read_text("utf-8"))
 GOLDEN_METADATA = metadata_of(GOLDEN / "tiny-flash.gguf")

