@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
@@ -77,15 +78,22 @@ def totals_of(together: Together, seconds: float) -> dict[str, Any]:
 
 
 def summary(together: Together, seconds: float, backend: str) -> str:
-    now = time.perf_counter()
     totals = totals_of(together, seconds)
-    each = ", ".join("-" if (speed := reply.speed(now)) is None else f"{speed:.1f}" for reply in together.replies)
     sessions = "1 session" if totals["sessions"] == 1 else f"{totals['sessions']} sessions"
     return (
         f"{sessions}, {totals['steps']} steps: {totals['prompt_tokens']} tokens read, "
         f"{totals['tokens']} written in {totals['seconds']:.2f} s, {totals['tokens_per_second'] or 0:.1f} tokens/s "
-        f"together ({each} each). Backend {backend}, path {together.path}."
+        f"together ({_each(together.replies)} each). Backend {backend}, path {together.path}."
     )
+
+
+def _each(replies: Sequence[Reply]) -> str:
+    now = time.perf_counter()
+    speeds = [reply.speed(now) for reply in replies]
+    if len(speeds) <= 8:
+        return ", ".join("-" if speed is None else f"{speed:.1f}" for speed in speeds)
+    known = [speed for speed in speeds if speed is not None]
+    return f"{min(known):.1f} to {max(known):.1f}" if known else "-"
 
 
 class _Base:

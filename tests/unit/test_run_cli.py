@@ -453,6 +453,13 @@ def test_speeds_come_from_the_clock() -> None:
     assert reply.seconds(99) == 10.0
 
 
+def test_the_summary_lists_speeds_or_their_range(run: Runner) -> None:
+    run.answers = lambda prompt: "a b c"
+    assert re.search(r"^1 session, .* \([\d.]+ each\)", run(*prompts("a"))[2], re.M)
+    assert re.search(r"^2 sessions, .* \([\d.]+, [\d.]+ each\)", run(*prompts("a", "b"))[2], re.M)
+    assert re.search(r"^9 sessions, .* \([\d.]+ to [\d.]+ each\)", run(*prompts(*"123456789"))[2], re.M)
+
+
 # ---------------------------------------------------------------- the terminal
 
 
