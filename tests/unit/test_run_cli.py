@@ -1,143 +1,26 @@
-"""`ds4 run` on a scripted engine: what goes into each step, how replies end, and what is printed."""
+"""`ds4 run` on a scripted engine: what goes into each step, how replies end, what the options do."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import io
 import json
 import re
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from rich.console import Console
 
-import ds4
-from ds4.cli import _together, _views
-from ds4.cli import run as command
+from ds4.cli import _together
 from ds4.cli._together import Reply, Together
 from ds4.data import bundled_model, demo_conversations
-from ds4.errors import BatchError, ContextLimitError, Ds4Error, NumericError, PagesExhaustedError, StepError
-from ds4.text import Tokenizer
-from tests.support.tokenizer_files import EVAL, TINY_MODEL, metadata_of
-
-METADATA = metadata_of(TINY_MODEL)
-TOKENIZER = Tokenizer.from_metadata(METADATA)
-CASES = json.loads(EVAL.read_text("utf-8"))["cases"]
-EOS = TOKENIZER.eos_id
-
-
-class FakeSession:
-    def __init__(self, engine: FakeEngine, seed: int | None) -> None:
-        self.engine, self.seed = engine, seed
-        self.tokens: list[int] = []
-        self.is_closed = False
-        self.context = engine.limits.context
-
-    @property
-    def pos(self) -> int:
-        return len(self.tokens)
-
-    def sample(self, params: Any) -> int:
-        self.engine.params = params
-        text = TOKENIZER.decode(self.tokens)
-        prompt = re.match(r".*<｜Assistant｜></?think>", text, re.S).group()  # type: ignore[union-attr]
-        answer = self.engine.answers(prompt)
-        if isinstance(answer, Ds4Error):
-            raise answer
-        n_written = len(self.tokens) - len(TOKENIZER.encode(prompt, parse_special=True))
-        ids = TOKENIZER.encode(answer, parse_special=True) if isinstance(answer, str) else answer
-        return [*ids, EOS][n_written]
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class FakeEngine:
-    """Keeps the contract of Engine.step: everything is checked, then everything moves."""
-
-    backend_name = "fake"
-    last_path = "shared"
-
-    def __init__(self, answers: Callable[[str], Any], limits: Any, before_step: Callable[[int], None]) -> None:
-        self.answers, self.limits, self.before_step = answers, limits, before_step
-        self.sessions: list[FakeSession] = []
-        self.steps: list[list[tuple[int, int]]] = []  # per step: (session number, tokens fed)
-        self.refuse: dict[int, BatchError] = {}  # session number -> why it may not advance
-        self.params: Any = None
-
-    def create_session(self, seed: int | None = None) -> FakeSession:
-        self.sessions.append(FakeSession(self, seed))
-        return self.sessions[-1]
-
-    def step(self, items: list[tuple[FakeSession, Sequence[int]]]) -> None:
-        assert items and len({id(session) for session, _ in items}) == len(items)
-        assert all(tokens for _, tokens in items)
-        assert sum(len(tokens) for _, tokens in items) <= self.limits.max_rows
-        self.before_step(len(self.steps))
-        for i, (session, tokens) in enumerate(items):
-            assert not session.is_closed
-            if self.sessions.index(session) in self.refuse:
-                raise type(exc := self.refuse[self.sessions.index(session)])(exc.message, item=i)
-            if session.pos + len(tokens) > session.context:
-                raise ContextLimitError("context", item=i)
-        for session, tokens in items:
-            session.tokens += tokens
-        self.steps.append([(self.sessions.index(session), len(tokens)) for session, tokens in items])
-
-
-def right_answers(prompt: str) -> Any:
-    """The evaluation file's answer for exactly this prompt."""
-    ids = TOKENIZER.encode(prompt, parse_special=True)
-    return next(case["greedy_ids"] for case in CASES if case["prompt_ids"] == ids)
-
-
-class Runner:
-    """Runs the command as the program would, on a fake engine, and keeps what came out."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        self.opened: Any = None
-        self.answers: Callable[[str], Any] = lambda prompt: "Yes."
-        self.before_step: Callable[[int], None] = lambda n: None
-        self.refuse: dict[int, BatchError] = {}
-        self.max_rows = 256
-        self.engine: FakeEngine | None = None
-        monkeypatch.delenv("DS4_MODEL", raising=False)
-        monkeypatch.setattr(ds4, "SamplingParams", SimpleNamespace, raising=False)
-        monkeypatch.setattr(command, "_open_model", self.open_model)
-        monkeypatch.setattr(command, "_open_engine", self.open_engine)
-
-    @contextmanager
-    def open_model(self, path: Any) -> Any:
-        self.opened = path
-        yield SimpleNamespace(metadata=METADATA, shape=SimpleNamespace(trained_context=4096))
-
-    @contextmanager
-    def open_engine(self, model: Any, backend: str, limits: Any) -> Any:
-        limits = SimpleNamespace(sessions=limits.sessions, context=limits.context, max_rows=self.max_rows)
-        self.engine = FakeEngine(self.answers, limits, self.before_step)
-        self.engine.refuse = self.refuse
-        yield self.engine
-        assert all(session.is_closed for session in self.engine.sessions)
-
-    def __call__(self, *argv: str) -> tuple[int, str, str]:
-        parser = argparse.ArgumentParser()
-        command.configure(parser)
-        code = command.run(parser.parse_args(argv))
-        return code, *self.capsys.readouterr()
+from ds4.errors import Ds4Error, NumericError, PagesExhaustedError, StepError
+from tests.support.scripted_engine import CASES, EOS, TOKENIZER, FakeEngine, Runner, prompts, right_answers
+from tests.support.tokenizer_files import EVAL
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
     return Runner(monkeypatch, capsys)
-
-
-def prompts(*texts: str) -> list[str]:
-    return [arg for text in texts for arg in ("-p", text)]
 
 
 # ---------------------------------------------------------------- the demo
@@ -419,148 +302,6 @@ def test_bad_options(run: Runner, argv: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run(*argv, *prompts("a"))
     assert caught.value.code == 2
-
-
-# ---------------------------------------------------------------- JSON
-
-
-def test_json_document(run: Runner) -> None:
-    document = json.loads(run("--json", *prompts("a", "b"))[1])
-    assert document["model"] == {"path": str(bundled_model()), "name": "ds4-tiny.gguf", "bundled": True}
-    assert (document["backend"], document["path"], document["context"]) == ("fake", "shared", 512)
-    totals = document["totals"]
-    n_prompt = sum(session["prompt_tokens"] for session in document["sessions"])
-    n_tokens = sum(session["tokens"] for session in document["sessions"])
-    assert (totals["sessions"], totals["failed"]) == (2, 0)
-    assert (totals["prompt_tokens"], totals["tokens"]) == (n_prompt, n_tokens)
-    assert set(document["sessions"][0]) == {
-        *("prompt", "reasoning", "text", "token_ids", "finish_reason", "error", "prompt_tokens", "tokens"),
-        *("seconds", "seconds_to_first_token", "tokens_per_second"),
-    }
-
-
-def test_speeds_come_from_the_clock() -> None:
-    ticks = iter(range(100))
-    engine = FakeEngine(lambda prompt: "a b c d", SimpleNamespace(context=512, max_rows=100), lambda n: None)
-    reply = Reply("q", TOKENIZER.encode_chat([{"role": "user", "content": "q"}]))
-    together = Together(engine, TOKENIZER, [reply], params=None, max_tokens=9, clock=lambda: float(next(ticks)))
-    while together.step():
-        pass
-    # The clock is read before each step and after each token: two seconds a token, one more at the end.
-    assert (reply.started, reply.first_token, len(reply.tokens)) == (0.0, 1.0, 5)
-    assert reply.ended == 10.0
-    assert reply.speed(99) == pytest.approx(4 / 9)
-    assert reply.seconds(99) == 10.0
-
-
-def test_the_summary_lists_speeds_or_their_range(run: Runner) -> None:
-    run.answers = lambda prompt: "a b c"
-    assert re.search(r"^1 session, .* \([\d.]+ each\)", run(*prompts("a"))[2], re.M)
-    assert re.search(r"^2 sessions, .* \([\d.]+, [\d.]+ each\)", run(*prompts("a", "b"))[2], re.M)
-    assert re.search(r"^9 sessions, .* \([\d.]+ to [\d.]+ each\)", run(*prompts(*"123456789"))[2], re.M)
-
-
-# ---------------------------------------------------------------- the terminal
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def run_live(replies: Sequence[Reply], answers: Callable[[str], Any], height: int = 24) -> tuple[list[str], str]:
-    """Frames as shown after each step, and all that was written in the end, without styles."""
-    engine = FakeEngine(answers, SimpleNamespace(context=4096, max_rows=100), lambda n: None)
-    together = Together(engine, TOKENIZER, replies, params=None, max_tokens=2000)
-    out, frame = Terminal(), io.StringIO()
-
-    def console_on(file: io.StringIO) -> Console:
-        return Console(file=file, width=60, height=height, force_terminal=True, color_system=None, legacy_windows=False)
-
-    console, frame_console = console_on(out), console_on(frame)
-    view = _views.LiveView(together, _views.Setting("m.gguf", "m", False, "fake", 512), console)
-    frames = []
-    with view:
-        while together.step():
-            view.update()
-            frame.truncate(frame.seek(0))
-            frame_console.print(view._frame())
-            frames.append(frame.getvalue())
-    before = out.tell()
-    view.finish(1.0)
-    return frames, out.getvalue()[before:]
-
-
-def chat_reply(text: str) -> Reply:
-    return Reply(text, TOKENIZER.encode_chat([{"role": "user", "content": text}]))
-
-
-def test_live_panes_and_the_whole_text_at_the_end() -> None:
-    long = " ".join(f"w{i}" for i in range(150))
-    replies = [chat_reply("first"), chat_reply("second [b]")]
-    frames, final = run_live(replies, lambda prompt: long if "first" in prompt else "No [i].")
-    assert all(len(frame.splitlines()) <= 24 for frame in frames)
-    assert "1. first" in frames[0] and "2. second [b]" in frames[0]
-    assert "tokens/s together; m on fake, path shared" in frames[-1]
-    assert "w149" in frames[-1] and "w9 " not in frames[-1]  # the pane shows the newest lines
-    for word in long.split():
-        assert word in final
-    assert "No [i]." in final
-    assert "2 sessions" in final
-
-
-def test_live_lines_when_there_is_no_room_for_panes() -> None:
-    replies = [chat_reply(f"q{i}") for i in range(12)]
-    frames, final = run_live(replies, lambda prompt: "short answer", height=15)
-    assert all(len(frame.splitlines()) == 13 for frame in frames)
-    assert all("short" in line for line in frames[1].splitlines()[:12]) or "short" in frames[-1]
-    assert final.count("short answer") == 12
-
-
-def test_a_model_cannot_steer_the_terminal() -> None:
-    nasty = "a\x1b]0;title\x07b\x1b[2J\rc\x9b31m\u202ed"
-    frames, final = run_live([chat_reply("q\x1b[31m")], lambda prompt: nasty)
-    for text in (*frames, final):
-        assert "\x1b]0" not in text and "\x07" not in text and "\x9b" not in text and "\x1b[2J" not in text
-    assert "a␛]0;title␇b␛[2J␍c" in final.replace("\n", "")
-
-
-def test_plain_text_in_a_terminal_is_made_visible_and_elsewhere_kept() -> None:
-    def written(out: io.StringIO) -> str:
-        engine = FakeEngine(lambda p: "a\x1b[31mb", SimpleNamespace(context=512, max_rows=100), lambda n: None)
-        together = Together(engine, TOKENIZER, [chat_reply("q")], params=None, max_tokens=50)
-        view = _views.PlainView(together, _views.Setting("m", "m", False, "fake", 512), out, io.StringIO())
-        while together.step():
-            view.update()
-        return out.getvalue()
-
-    assert written(Terminal()) == "[1/1] q\na␛[31mb\n\n"
-    assert written(io.StringIO()) == "[1/1] q\na\x1b[31mb\n\n"
-
-
-def test_plain_text_on_a_narrow_encoding() -> None:
-    raw = io.BytesIO()
-    out = io.TextIOWrapper(raw, encoding="ascii")
-    engine = FakeEngine(lambda p: "naïve 好", SimpleNamespace(context=512, max_rows=100), lambda n: None)
-    together = Together(engine, TOKENIZER, [chat_reply("ü")], params=None, max_tokens=50)
-    view = _views.PlainView(together, _views.Setting("m", "m", False, "fake", 512), out, io.StringIO())
-    while together.step():
-        view.update()
-    assert raw.getvalue() == b"[1/1] ?\nna?ve ?\n\n"
-
-
-def test_which_view_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine(lambda p: "", SimpleNamespace(context=512, max_rows=100), lambda n: None)
-    together = Together(engine, TOKENIZER, [], params=None, max_tokens=1)
-    setting = _views.Setting("m", "m", False, "fake", 512)
-
-    def taken(is_terminal: bool, **flags: bool) -> type:
-        monkeypatch.setattr("sys.stdout", Terminal() if is_terminal else io.StringIO())
-        return type(command._view(SimpleNamespace(**{"json": False, "plain": False} | flags), together, setting))
-
-    assert taken(True) is _views.LiveView
-    assert taken(True, plain=True) is taken(False) is _views.PlainView
-    assert taken(True, json=True) is taken(False, json=True) is _views.JsonView
 
 
 def test_the_loop_prints_nothing() -> None:
