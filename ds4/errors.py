@@ -155,3 +155,7 @@ class PluginWarning(UserWarning):
 
 class BackendWarning(UserWarning):
     """A backend does what was asked, but not in the way that was hoped for."""
+
+
+class TextWarning(UserWarning):
+    """A prompt is rendered, but not in the thinking mode that was asked for."""
