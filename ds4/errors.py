@@ -53,6 +53,11 @@ class TensorError(ModelFormatError):
     """A tensor is missing, has the wrong shape or the wrong dtype. Data: file, tensor, expected, found."""
 
 
+class OutputError(Ds4Error):
+    """A file cannot be written: it exists, its folder does not, or the disk is too full (then also needed, free, in
+    bytes). Data: file."""
+
+
 # ---------------------------------------------------------------- text
 
 
