@@ -9,9 +9,10 @@ One step, as the core calls it (one thread at a time, always under the engine's 
     runner.begin(plan)
     runner.encode_batch_shared(plan)             when runner.why_not_shared(plan) is None
       or runner.encode_token_fallback(plan, row) for row = 0, 1, ... n_rows - 1
-    runner.end(plan)                             publish, submit, wait once
+    runner.end(plan)                             submit, wait once
     runner.read_logits(plan, out)
-    -- or, if any of these raised: runner.abort(plan)
+    runner.publish(plan)                         the step becomes part of the sessions' past
+    -- or, if any of these raised: runner.abort(plan), and nothing has moved
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Capabilities:
 
 
 class StepPlan(Protocol):
-    """One validated step as flat arrays. Owned and reused by the core: read-only, valid from begin to read_logits.
+    """One validated step as flat arrays. Owned and reused by the core: read-only, valid from begin to publish.
 
     A step has `n_items` items (sessions), each with one or more consecutive rows (tokens); rows of one item are
     adjacent and in position order. Row `i` is also row `i` of the runner's step buffers.
@@ -201,14 +202,19 @@ class Runner(ABC):
 
     @abstractmethod
     def end(self, plan: StepPlan) -> None:
-        """Publish (move into the rings what the future needs from the step buffers), submit, wait once.
-
-        The first call that may overwrite committed ring slots: it either completes or raises having published
-        nothing."""
+        """Submit what was encoded and wait once. Logits are ready afterwards; rings are still as before the step."""
 
     @abstractmethod
     def read_logits(self, plan: StepPlan, out: Float32s) -> None:
         """Fill float32 [n_logit_rows, vocab], C-contiguous, with the logits of plan.logit_rows."""
+
+    @abstractmethod
+    def publish(self, plan: StepPlan) -> None:
+        """Move what the future needs from the step buffers into the slabs' rings.
+
+        The only call that overwrites committed ring slots, and the last of a step: it either completes or raises
+        having published nothing. It need not wait for the device, only be ordered before the next step. It may be
+        called twice for one step (after an interrupt) and must then change nothing more."""
 
     def abort(self, plan: StepPlan) -> None:  # noqa: B027  (optional on purpose)
         """The step failed: forget it and be ready for the next begin. Rings are as before the step."""
