@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_plugins import PluginFolder
 from hypothesis import settings
+from tests.support.fake_plugins import PluginFolder
 
 # A slow machine is not a failed test; the time a thing may take is asserted where it matters.
 settings.register_profile("ds4", deadline=None, print_blob=True)
@@ -31,12 +31,12 @@ def _switches_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _engines_are_whole() -> Iterator[None]:
-    """After every test, each engine that is still open proves that its pages are owned as they are counted."""
-    yield
-    if "ds4.engine" in sys.modules:  # without it no engine can be open
-        from ds4.testing import open_engines
+    """After every test, each engine opened in it that is still alive proves that its pages are owned as counted."""
+    from ds4.testing import track_engines
 
-        for engine in open_engines():
+    with track_engines() as engines:
+        yield
+        for engine in list(engines):
             engine.check_integrity()
 
 

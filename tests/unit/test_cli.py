@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from fake_plugins import PluginFolder, backend_code
+from tests.support.fake_plugins import PluginFolder, backend_code
 
 from ds4.cli import COMMANDS, main
 from ds4.errors import BackendWarning, BatchError, PluginWarning

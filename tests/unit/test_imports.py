@@ -19,8 +19,9 @@ LAYERS = (
     {"errors", "env", "data"},
     {"model", "text"},
     {"backend", "plugin"},
+    {"sampling", "snapshot"},
     {"_core"},
-    {"engine", "scheduler", "worker", "snapshot", "store", "parallel"},
+    {"engine", "scheduler", "worker", "store", "parallel"},
     {""},
     {"testing"},
     {"server", "cli", "bench"},
@@ -28,13 +29,13 @@ LAYERS = (
 )
 """Parts of the package, lowest first; "" is ds4/__init__.py, the door."""
 
-TOGETHER = ({"errors", "env", "data"}, {"backend", "plugin"}, LAYERS[4])
+TOGETHER = ({"errors", "env", "data"}, {"backend", "plugin"}, {"engine", "scheduler", "worker", "store", "parallel"})
 """Parts of one layer that may import each other."""
 
 BACKENDS = {"cpu"}
 """Built-in backends: they may use what is below the core, and nothing may use them."""
 
-LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts} | dict.fromkeys(BACKENDS, 3)
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts} | dict.fromkeys(BACKENDS, 4)
 PYX_IMPORT = re.compile(r"^\s*(?:from\s+(ds4[\w.]*)\s+c?import\s+\(?([\w, ]+)|c?import\s+(ds4[\w.]*))", re.MULTILINE)
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_plugins import PluginFolder, backend_code
+from tests.support.fake_plugins import PluginFolder, backend_code
 
 from ds4.backend.contract import Capabilities
 from ds4.testing import pytest_plugin

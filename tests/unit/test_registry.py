@@ -6,7 +6,7 @@ import re
 import warnings
 
 import pytest
-from fake_plugins import BAD, PluginFolder, backend_code
+from tests.support.fake_plugins import BAD, PluginFolder, backend_code
 
 from ds4.backend.registry import BackendEntry, Registry
 from ds4.errors import BackendError, BackendUnavailableError, PluginError, PluginWarning, SettingError
