@@ -97,7 +97,8 @@ def test_no_backend_at_all_is_a_skip_with_the_reasons(plugins: PluginFolder) -> 
     plugins.add("gone", "import no_such_driver\n")
     plugins.add("shy", backend_code("shy", priority=-1))
     text = run(plugins, TESTS, "-k", "test_each")
-    assert "no backend is available (gone: importing gone_plugin raised" in text and "toy: asleep)" in text
+    assert "no backend is available (" in text
+    assert "gone: importing gone_plugin raised" in text and "toy: asleep)" in text
     assert "1 skipped" in text
 
 
