@@ -20,8 +20,8 @@ DIRECTIVES = {
     "wraparound": DEBUG,
     "initializedcheck": DEBUG,
     "cdivision": not DEBUG,
-    "embedsignature": True,
-    "embedsignature.format": "python",
+    "auto_pickle": False,
+    "autotestdict": False,
 }
 
 # No -march: wheels run on any CPU of the architecture; kernels choose faster versions of themselves at run time.

@@ -27,9 +27,7 @@ from ds4.errors import (
     BatchError,
     ContextLimitError,
     DeviceLostError,
-    Ds4Error,
     ForkedProcessError,
-    LimitsError,
     NoLogitsError,
     NumericError,
     PagesExhaustedError,
@@ -44,6 +42,8 @@ from ds4.errors import (
 )
 from ds4.sampling import SamplingParams
 from ds4.snapshot import SessionState, require_same
+
+__all__ = ["DecodeItem", "EngineCore", "KVCache", "Session", "StepPlan", "SyncResult"]
 
 cdef enum:
     PAGE = 256

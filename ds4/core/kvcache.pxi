@@ -3,7 +3,10 @@
 #   page refs:  0 free · 1 one session's own · n > 1 shared by n sessions (never written while shared)
 
 
+# no_gc: it holds weak references only, so no cycle goes through it, and it must stay whole while sessions that are
+# being collected give their memory back.
 @cython.final
+@cython.no_gc
 cdef class KVCache:
     """The slabs and pages of one engine, with reference counts. Numbers only, no bytes."""
 

@@ -1,7 +1,7 @@
 # StepPlan: one step as flat int32 arrays, allocated once per engine and refilled for every step.
 
 
-cdef class Int32Array:
+cdef class _Int32Array:
     """An int32 array of fixed capacity: a C pointer for the core, read-only numpy views for backends."""
 
     cdef int32_t[::1] view
@@ -25,21 +25,21 @@ cdef class StepPlan:
     cdef readonly int n_rows
     cdef readonly int n_items
     cdef readonly int n_logit_rows
-    cdef Int32Array _tokens, _pos, _row_item, _item_row, _item_pos, _item_slab, _page_start, _page_ids, _logit_rows
-    cdef Int32Array cow_page  # per item: the shared page that a private copy replaces, or -1
+    cdef _Int32Array _tokens, _pos, _row_item, _item_row, _item_pos, _item_slab, _page_start, _page_ids, _logit_rows
+    cdef _Int32Array cow_page  # per item: the shared page that a private copy replaces, or -1
     cdef bint cancelled
 
     def __cinit__(self, int max_rows, int max_items, Py_ssize_t max_pages):
-        self._tokens = Int32Array(max_rows)
-        self._pos = Int32Array(max_rows)
-        self._row_item = Int32Array(max_rows)
-        self._item_row = Int32Array(max_items + 1)
-        self._item_pos = Int32Array(max_items)
-        self._item_slab = Int32Array(max_items)
-        self._page_start = Int32Array(max_items + 1)
-        self._page_ids = Int32Array(max_pages)
-        self._logit_rows = Int32Array(max_rows)
-        self.cow_page = Int32Array(max_items)
+        self._tokens = _Int32Array(max_rows)
+        self._pos = _Int32Array(max_rows)
+        self._row_item = _Int32Array(max_rows)
+        self._item_row = _Int32Array(max_items + 1)
+        self._item_pos = _Int32Array(max_items)
+        self._item_slab = _Int32Array(max_items)
+        self._page_start = _Int32Array(max_items + 1)
+        self._page_ids = _Int32Array(max_pages)
+        self._logit_rows = _Int32Array(max_rows)
+        self.cow_page = _Int32Array(max_items)
 
     @property
     def tokens(self):

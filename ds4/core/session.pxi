@@ -34,7 +34,8 @@ cdef class SyncResult:
         return f"SyncResult(how={self.how!r}, reused={self.reused}, computed={self.computed})"
 
 
-# no_gc_clear: the cache must still be reachable in __dealloc__, to get slab and pages back.
+# no_gc_clear, and a reference to the cache beside the core's: __dealloc__ gives slab and pages back even when session
+# and engine are collected together.
 @cython.final
 @cython.no_gc_clear
 cdef class Session:
@@ -45,6 +46,7 @@ cdef class Session:
     """
 
     cdef EngineCore core
+    cdef KVCache cache
     cdef int slab
     cdef int32_t *_tokens
     cdef int32_t *page_ids
@@ -62,7 +64,7 @@ cdef class Session:
 
     def __cinit__(self, EngineCore core not None, seed=None):
         self.slab = -1
-        self.core = core
+        self.core, self.cache = core, core.cache
         self.seed_given = seed is not None
         self._seed = checked_seed(seed) if self.seed_given else int.from_bytes(os.urandom(8), "little")
         # Virtual memory only: the kernel gives pages as the text grows.
@@ -70,7 +72,7 @@ cdef class Session:
         self.page_ids = <int32_t *>PyMem_Malloc((pages_for(core.context) + 1) * sizeof(int32_t))
         if self._tokens == NULL or self.page_ids == NULL:
             raise MemoryError("session")
-        self.slab = core.cache.take_slab(self)
+        self.slab = self.cache.take_slab(self)
 
     def __dealloc__(self):
         if not self.closed and self.slab >= 0:
@@ -376,7 +378,7 @@ cdef class Session:
         cdef int keep = <int>pages_for(to)
         while self.n_pages > keep:
             self.n_pages -= 1
-            self.core.cache.drop_page(self.page_ids[self.n_pages])
+            self.cache.drop_page(self.page_ids[self.n_pages])
         self.n_tokens = to
         self.block = None
         self.faulted = False
@@ -424,8 +426,8 @@ cdef class Session:
         self.closed = True
         while self.n_pages > 0:
             self.n_pages -= 1
-            self.core.cache.drop_page(self.page_ids[self.n_pages])
-        self.core.cache.give_slab(self.slab)
+            self.cache.drop_page(self.page_ids[self.n_pages])
+        self.cache.give_slab(self.slab)
         self.block = None
 
     cdef int require_open(self) except -1:

@@ -7,8 +7,9 @@ moves a session on a failed step gives wrong logits or an AssertionError here, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from ds4.backend.hookspecs import hookimpl
 from ds4.backend.layout import PAGE_TOKENS, CacheLayout
 from ds4.errors import BackendError
 from ds4.model.shape import ModelShape
-from ds4.model.weights import Model
+from ds4.model.weights import Model, Tensor
 
 MASK = (1 << 64) - 1
 PEAKS = 8
@@ -90,10 +91,14 @@ class NullModel(Model):
     """A model without a file: a shape for the null backend. Any size of vocabulary and window."""
 
     def __init__(self, vocab: int = 320, window: int = 16, metadata: dict[str, object] | None = None) -> None:
-        self.path = None
+        self.path = Path("<null>")
         self.shape = NULL_SHAPE if (vocab, window) == (320, 16) else replace(NULL_SHAPE, vocab=vocab, window=window)
-        self.weights = {}
         self.metadata = metadata or {}
+        self.ignored = ()
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return {}
 
     @property
     def fingerprint(self) -> str:
