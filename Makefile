@@ -24,7 +24,7 @@ help:
 	@echo "make demo    build ds4 into .venv and run four conversations at once on the CPU"
 	@echo "make test    build and run all tests               (ARGS=... for pytest)"
 	@echo "make lint    ruff, mypy, and the type stubs against what was compiled"
-	@echo "make bench   run the benchmarks                    (ARGS=... for them)"
+	@echo "make bench   run the benchmarks                    (ARGS=... for each)"
 	@echo "make docs    write docs/api.md from the docstrings"
 	@echo "make clean   remove .venv and everything that was built"
 
@@ -35,7 +35,7 @@ test: $(BUILT) $(EXTRAS)
 	$(PY) -m pytest $(ARGS)
 
 bench: $(BUILT)
-	$(PY) -m ds4.bench $(ARGS)
+	@for script in benchmarks/*.py; do echo "$(PY) $$script $(ARGS)"; $(PY) $$script $(ARGS) || exit 1; done
 
 lint: $(BUILT) $(EXTRAS)
 	$(PY) -m ruff check .
