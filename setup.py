@@ -1,6 +1,7 @@
 """Extension modules and build switches; everything else is in pyproject.toml."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,9 +44,20 @@ def has_openmp(compiler: list[str]) -> bool:
             return False
 
 
+def require_compiler(command: str) -> None:
+    # Without this the same fact comes as a page of traceback from inside setuptools.
+    if shutil.which(command) is None:
+        sys.exit(
+            f"ds4: building needs a C compiler, and {command!r} was not found on PATH. Install one (Debian, Ubuntu: "
+            "apt install gcc; Fedora: dnf install gcc; macOS: xcode-select --install), or name yours: CC=clang"
+        )
+
+
 class BuildExt(build_ext):
     def build_extensions(self) -> None:
-        openmp = has_openmp([part for part in self.compiler.compiler if not part.startswith("-")])
+        compiler = [part for part in self.compiler.compiler if not part.startswith("-")]
+        require_compiler(compiler[0])
+        openmp = has_openmp(compiler)
         print(f"ds4: OpenMP {'on' if openmp else 'off'}, debug {'on' if DEBUG else 'off'}", file=sys.stderr)
         for extension in self.extensions:
             extension.extra_compile_args += CFLAGS
