@@ -148,12 +148,16 @@ class CpuRunner(Runner):
         self._check_open().forward_row(row)
 
     def end(self, plan: StepPlan) -> None:
-        self._check_open().publish()
+        self._check_open()  # nothing to wait for: the encode calls return when they are done
+        # Weights are read from the file's mapping all through a step: what a changed file gave is not an answer.
+        if self._model is not None:
+            self._model.verify_unchanged()
 
     def read_logits(self, plan: StepPlan, out: Float32s) -> None:
-        machine = self._check_open()
-        machine.read_logits(out)
-        machine.forget()  # the plan's arrays are the core's again
+        self._check_open().read_logits(out)
+
+    def publish(self, plan: StepPlan) -> None:
+        self._check_open().publish()
 
     def abort(self, plan: StepPlan) -> None:
         self._check_open().forget()
