@@ -78,6 +78,7 @@ cdef extern from "model.h" nogil:
         pass
     ds4_pool *ds4_pool_new(int n_threads)
     void ds4_pool_free(ds4_pool *pool)
+    int ds4_pool_check(int n_threads, int n_loops)
     ctypedef struct ds4_run:
         const ds4_leaf *leaf
         ds4_pool *pool

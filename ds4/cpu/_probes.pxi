@@ -69,3 +69,11 @@ def round_index(float[::1] row):
 
 def round_half(float[::1] row):
     ds4_round_half(&row[0], row.shape[0])
+
+
+def pool_check(int n_threads, int n_loops):
+    """0 when every task of n_loops short loops ran exactly once on n_threads threads."""
+    cdef int wrong
+    with nogil:
+        wrong = ds4_pool_check(n_threads, n_loops)
+    return wrong

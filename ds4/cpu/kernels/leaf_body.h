@@ -7,12 +7,15 @@
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
 typedef float FN(vec) __attribute__((vector_size(VBYTES)));
+typedef float FN(four) __attribute__((vector_size(16)));
 typedef float FN(loose) __attribute__((vector_size(VBYTES), aligned(4), may_alias));
 
-INLINE float FN(sum16)(float *lane) {
-    for (int width = 8; width > 0; width /= 2)
-        for (int j = 0; j < width; j++) lane[j] += lane[j + width];
-    return lane[0];
+/* The fixed tree: 16 lanes to 8, 4, 2, 1. */
+INLINE float FN(sum16)(const float *lane) {
+    FN(four) part[4];
+    memcpy(part, lane, sizeof part);
+    const FN(four) sum = (part[0] + part[2]) + (part[1] + part[3]);
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
 /* n_w x n_x dot products; both counts are constants at every call, so the loops unroll into registers. */

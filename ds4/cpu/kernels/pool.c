@@ -19,8 +19,9 @@
 #define SPINS 2000 /* looks before giving up the processor: some tens of microseconds */
 
 struct ds4_pool {
-    /* Loop number (upper half) and next unclaimed task (lower half) change together: a helper that read the loop's
-     * description before the last chunk went can then no longer claim anything with it. */
+    /* Loop number (upper half) and number of unclaimed tasks (lower half), in one word. A claim replaces the word that
+     * it was read from, so it succeeds only on a loop that still had tasks when its description was read; and the
+     * description is not written again before every task of the loop is done. */
     _Alignas(64) _Atomic uint64_t claim;
     _Alignas(64) atomic_int n_done;
     _Alignas(64) atomic_int is_open; /* a step is running */
@@ -51,23 +52,23 @@ static inline void relax(int *n_looks) {
 static int help(ds4_pool *pool, int thread) {
     int has_worked = 0;
     uint64_t claim = atomic_load_explicit(&pool->claim, memory_order_acquire);
-    for (;;) {
-        const int first = (int)(uint32_t)claim;
-        const int n_tasks = atomic_load_explicit(&pool->n_tasks, memory_order_relaxed);
+    while ((uint32_t)claim) {
+        const int n_left = (int)(uint32_t)claim;
+        const int first = atomic_load_explicit(&pool->n_tasks, memory_order_relaxed) - n_left;
         const int chunk = atomic_load_explicit(&pool->chunk, memory_order_relaxed);
         ds4_task *fn = atomic_load_explicit(&pool->fn, memory_order_relaxed);
         const void *arg = atomic_load_explicit(&pool->arg, memory_order_relaxed);
         ds4_run *run = atomic_load_explicit(&pool->run, memory_order_relaxed);
-        if (first >= n_tasks) return has_worked;
-        const int end = n_tasks - first < chunk ? n_tasks : first + chunk;
-        if (!atomic_compare_exchange_weak_explicit(&pool->claim, &claim, claim + (uint64_t)(end - first),
-                                                   memory_order_acq_rel, memory_order_acquire))
-            continue;
-        for (int task = first; task < end; task++) fn(run, arg, task, thread);
+        const int n = n_left < chunk ? n_left : chunk;
+        if (!atomic_compare_exchange_weak_explicit(&pool->claim, &claim, claim - (uint64_t)n, memory_order_acq_rel,
+                                                   memory_order_acquire))
+            continue; /* somebody else was faster; `claim` is the new word */
+        for (int task = first; task < first + n; task++) fn(run, arg, task, thread);
         has_worked = 1;
-        atomic_fetch_add_explicit(&pool->n_done, end - first, memory_order_release);
+        atomic_fetch_add_explicit(&pool->n_done, n, memory_order_release);
         claim = atomic_load_explicit(&pool->claim, memory_order_acquire);
     }
+    return has_worked;
 }
 
 static void serve(ds4_pool *pool, int thread) {
@@ -85,14 +86,14 @@ void ds4_parallel(ds4_run *run, ds4_task *fn, const void *arg, int n_tasks, int 
     }
     const int chunk = n_tasks / (8 * pool->n_threads);
     const uint64_t loop = atomic_load_explicit(&pool->claim, memory_order_relaxed) >> 32;
-    /* The last loop's tasks are all claimed, so nobody can act on a half-written description. */
+    /* The last loop's word says that nothing is left, so nobody acts on a half-written description. */
     atomic_store_explicit(&pool->n_done, 0, memory_order_relaxed);
     atomic_store_explicit(&pool->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&pool->arg, arg, memory_order_relaxed);
     atomic_store_explicit(&pool->run, run, memory_order_relaxed);
     atomic_store_explicit(&pool->chunk, chunk > 1 ? chunk : 1, memory_order_relaxed);
     atomic_store_explicit(&pool->n_tasks, n_tasks, memory_order_relaxed);
-    atomic_store_explicit(&pool->claim, (loop + 1) << 32, memory_order_release);
+    atomic_store_explicit(&pool->claim, (loop + 1) << 32 | (uint32_t)n_tasks, memory_order_release);
     help(pool, 0);
     int n_looks = 0;
     while (atomic_load_explicit(&pool->n_done, memory_order_acquire) < n_tasks) relax(&n_looks);

@@ -23,4 +23,7 @@ int ds4_pool_step(ds4_pool *pool, ds4_run *run, int (*body)(ds4_run *run, int ar
 /* fn for every task in [0, n_tasks), on the calling thread alone unless the loop is worth sharing. */
 void ds4_parallel(ds4_run *run, ds4_task *fn, const void *arg, int n_tasks, int is_worth_it);
 
+/* Self-test: 0 when every task of n_loops loops ran exactly once, else the number of the first wrong loop. */
+int ds4_pool_check(int n_threads, int n_loops);
+
 #endif
