@@ -32,7 +32,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_names_in_the_table_for_ds4_h_exist() -> None:
-    names = set(re.findall(r"`(ds4(?:\.\w+)+)`", text_of(ROOT / "docs" / "from-ds4-h.md")))
+    names = set(re.findall(r"`(ds4(?:\.[A-Z]\w*|\.eval_batch)(?:\.\w+)*)`", text_of(ROOT / "docs" / "from-ds4-h.md")))
     assert len(names) > 20
     for name in names:
         found: Any = ds4
@@ -70,5 +70,5 @@ def test_the_example_on_the_first_page_is_short_and_runs(capsys: pytest.CaptureF
         "What is 12 + 7? 12 + 7 = 19.",
         "How do you spell bread? b-r-e-a-d.",
         "Which is larger, 7 or 15? 15 is larger.",
-        "What is the opposite of hot? cold.",
+        "What is the opposite of hot? The opposite of hot is cold.",
     ]
