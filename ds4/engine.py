@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from ds4._core import DecodeItem, EngineCore, Session
 from ds4.backend.contract import Backend, Limits, MemoryPlan, Options, Progress, Runner
 from ds4.backend.layout import ITEM_BYTES, PAGE_TOKENS
 from ds4.backend.registry import Registry
-from ds4.errors import BackendUnavailableError, BatchError, LimitsError, MemoryPlanError
+from ds4.errors import BackendWarning, BatchError, LimitsError, MemoryPlanError
 from ds4.model.shape import ModelShape
 from ds4.model.weights import Model
 from ds4.snapshot import SessionState, StateKey
@@ -210,15 +211,10 @@ def eval_batch(items: Iterable[DecodeItem]) -> None:
 def choose_backend(name: str) -> Backend:
     """The backend of that name, or for "auto" the best that can run here, with a warning when it is second choice."""
     registry = Registry.load()
-    if name != "auto":
-        backend = registry.get(name)
-        probe = backend.probe()
-        if not probe.available:
-            raise BackendUnavailableError(
-                f"backend {name!r} cannot run here: {probe.reason}", backend=name, reason=probe.reason
-            )
-        return backend
-    return registry.choose("auto")
+    backend = registry.choose(name)
+    if registry.note is not None:
+        warnings.warn(BackendWarning(registry.note), stacklevel=3)
+    return backend
 
 
 # ---------------------------------------------------------------- limits and memory

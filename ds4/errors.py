@@ -7,6 +7,7 @@ that a program need not read sentences. `BatchError("session is already in this 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -21,10 +22,12 @@ class Ds4Error(Exception):
             setattr(self, key, value)
 
     def __str__(self) -> str:
-        if not self.data:
-            return self.message
-        shown = ", ".join(f"{key}={value!r}" for key, value in self.data.items())
-        return f"{self.message} ({shown})"
+        # Text that the message quotes already is not said twice; numbers always are, they may mean something else.
+        shown = ", ".join(f"{key}={value!r}" for key, value in self.data.items() if not self._quotes(value))
+        return f"{self.message} ({shown})" if shown else self.message
+
+    def _quotes(self, value: object) -> bool:
+        return isinstance(value, str) and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", self.message) is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.data)

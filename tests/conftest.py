@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
 from tests.support.fake_plugins import PluginFolder
 
 # A slow machine is not a failed test; the time a thing may take is asserted where it matters.

@@ -104,6 +104,21 @@ registry.choose("far")
     assert "BackendUnavailableError: backend far is not available: no driver library was found" in done.stderr
 
 
+def test_running_with_an_absent_device(plugins: PluginFolder) -> None:
+    """Field case 50 d as a user meets it: auto falls back with a note, naming the device is refused in one line."""
+    plugins.add("far", backend_code("far", priority=90, probe="return Probe(False, 'no driver library was found')"))
+    ask = ("-m", "ds4", "run", "-p", "What is 1 + 1?")
+    done = run(plugins, *ask)
+    assert done.returncode == 0 and "1 + 1 = 2." in done.stdout
+    note = "ds4: warning: using backend cpu; not available: far (no driver library was found)"
+    assert done.stderr.splitlines().count(note) == 1
+    done = run(plugins, *ask, "--backend", "far")
+    assert (done.returncode, done.stdout) == (2, "")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ds4: ")]
+    assert errors == ["ds4: error: backend far is not available: no driver library was found"]
+    assert "Traceback" not in done.stderr
+
+
 def test_a_plugin_installed_by_pip(plugins: PluginFolder, tmp_path: Path) -> None:
     """One real package, through pip: what the other tests write by hand is what pip writes."""
     pytest.importorskip("setuptools", reason="building a package without a network needs setuptools here")

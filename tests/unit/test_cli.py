@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.support.fake_plugins import PluginFolder, backend_code
 
 from ds4.cli import COMMANDS, main
 from ds4.errors import BackendWarning, BatchError, PluginWarning
+from tests.support.fake_plugins import PluginFolder, backend_code
 
 Commands = dict[str, str]
 MakeCommand = Callable[..., Commands]

@@ -21,6 +21,12 @@ def test_data_is_readable_and_shown() -> None:
     assert error.message == "session is already in this batch"
 
 
+def test_text_that_the_sentence_holds_is_not_said_twice() -> None:
+    error = errors.BackendUnavailableError("backend far is absent: no driver 3", backend="far", reason="no driver", n=3)
+    assert str(error) == "backend far is absent: no driver 3 (n=3)"
+    assert error.data == {"backend": "far", "reason": "no driver", "n": 3}
+
+
 def test_without_data_the_sentence_stands_alone() -> None:
     assert str(ModelFormatError("not a GGUF file")) == "not a GGUF file"
 

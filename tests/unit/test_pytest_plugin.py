@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.fake_plugins import PluginFolder, backend_code
 
 from ds4.backend.contract import Capabilities
 from ds4.testing import pytest_plugin
+from tests.support.fake_plugins import PluginFolder, backend_code
 
 TESTS = """
 import pytest

@@ -6,10 +6,10 @@ import re
 import warnings
 
 import pytest
-from tests.support.fake_plugins import BAD, PluginFolder, backend_code
 
 from ds4.backend.registry import BackendEntry, Registry
 from ds4.errors import BackendError, BackendUnavailableError, PluginError, PluginWarning, SettingError
+from tests.support.fake_plugins import BAD, PluginFolder, backend_code
 
 ABSENT = "return Probe(False, 'no driver found')"
 
