@@ -8,6 +8,7 @@
 `eval` reads the GGUF back, dequantises it, loads it into transformers' DeepseekV4ForCausalLM (float32, CPU) and decodes
 greedily. It measures accuracy per kind of task and stores cases with their token ids for engine tests.
 """
+
 # ruff: noqa: E501, RUF005, RUF059, SIM115
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import argparse
@@ -24,9 +25,22 @@ from gguf import GGMLQuantizationType as QT
 
 PRE = "deepseek4."
 NEAR = 0.05
-RAW = ["It is a truth universally acknowledged, that", "Call me Ishmael.", "Emma Woodhouse, handsome, clever, and rich,", "The captain looked at the sea and",
-       "She was very", "Mr. Darcy", "The family of Dashwood had long been", "Captain Ahab stood upon the", "Sir Walter Elliot, of Kellynch Hall,",
-       "The whale", "The rays of light", "Elizabeth was", "No one who had ever seen Catherine Morland", "About thirty years ago Miss Maria Ward"]
+RAW = [
+    "It is a truth universally acknowledged, that",
+    "Call me Ishmael.",
+    "Emma Woodhouse, handsome, clever, and rich,",
+    "The captain looked at the sea and",
+    "She was very",
+    "Mr. Darcy",
+    "The family of Dashwood had long been",
+    "Captain Ahab stood upon the",
+    "Sir Walter Elliot, of Kellynch Hall,",
+    "The whale",
+    "The rays of light",
+    "Elizabeth was",
+    "No one who had ever seen Catherine Morland",
+    "About thirty years ago Miss Maria Ward",
+]
 
 
 # ---------------------------------------------------------------------------
@@ -34,8 +48,11 @@ RAW = ["It is a truth universally acknowledged, that", "Call me Ishmael.", "Emma
 # ---------------------------------------------------------------------------
 def tensors(st, c):
     F32, F16, Q8, Q4 = QT.F32, QT.F16, QT.Q8_0, QT.Q4_K
-    out = {"token_embd.weight": (st["model.embed_tokens.weight"], F16), "output.weight": (st["lm_head.weight"], Q8),
-           "output_norm.weight": (st["model.norm.weight"], F32)}
+    out = {
+        "token_embd.weight": (st["model.embed_tokens.weight"], F16),
+        "output.weight": (st["lm_head.weight"], Q8),
+        "output_norm.weight": (st["model.norm.weight"], F32),
+    }
     for k, t in (("fn", F16), ("scale", F32), ("base", F32)):
         out[f"output_hc_{k}.weight"] = (st[f"model.hc_head.hc_{k}"], t)
     for i, ratio in enumerate(c["ratios"]):
@@ -46,13 +63,27 @@ def tensors(st, c):
         out[b + "attn_norm.weight"] = (st[p + "input_layernorm.weight"], F32)
         out[b + "ffn_norm.weight"] = (st[p + "post_attention_layernorm.weight"], F32)
         a = p + "self_attn."
-        for theirs, ours, t in (("q_a_proj.weight", "attn_q_a", Q8), ("q_a_norm.weight", "attn_q_a_norm", F32), ("q_b_proj.weight", "attn_q_b", Q8),
-                                ("kv_proj.weight", "attn_kv", Q8), ("kv_norm.weight", "attn_kv_a_norm", F32), ("sinks", "attn_sinks", F32),
-                                ("o_a_proj.weight", "attn_output_a", Q8), ("o_b_proj.weight", "attn_output_b", Q8)):
+        for theirs, ours, t in (
+            ("q_a_proj.weight", "attn_q_a", Q8),
+            ("q_a_norm.weight", "attn_q_a_norm", F32),
+            ("q_b_proj.weight", "attn_q_b", Q8),
+            ("kv_proj.weight", "attn_kv", Q8),
+            ("kv_norm.weight", "attn_kv_a_norm", F32),
+            ("sinks", "attn_sinks", F32),
+            ("o_a_proj.weight", "attn_output_a", Q8),
+            ("o_b_proj.weight", "attn_output_b", Q8),
+        ):
             out[f"{b}{ours}.weight"] = (st[a + theirs], t)
-        groups = [("compressor.", "attn_compressor_")] * (ratio > 0) + [("compressor.indexer.", "indexer_compressor_")] * (ratio == 4)
+        groups = [("compressor.", "attn_compressor_")] * (ratio > 0) + [
+            ("compressor.indexer.", "indexer_compressor_")
+        ] * (ratio == 4)
         for theirs, ours in groups:
-            for k, v, t in (("kv_proj.weight", "kv", F16), ("gate_proj.weight", "gate", F16), ("position_bias", "ape", F16), ("kv_norm.weight", "norm", F32)):
+            for k, v, t in (
+                ("kv_proj.weight", "kv", F16),
+                ("gate_proj.weight", "gate", F16),
+                ("position_bias", "ape", F16),
+                ("kv_norm.weight", "norm", F32),
+            ):
                 out[f"{b}{ours}{v}.weight"] = (st[a + theirs + k], t)
         if ratio == 4:
             out[b + "indexer.attn_q_b.weight"] = (st[a + "compressor.indexer.q_b_proj.weight"], F16)
@@ -85,31 +116,72 @@ def pack_q4_k(w):
     s[:, :4], s[:, 4:8] = qs[:, :4] | (qs[:, 4:] >> 4) << 6, qm[:, :4] | (qm[:, 4:] >> 4) << 6
     s[:, 8:] = (qs[:, 4:] & 15) | (qm[:, 4:] & 15) << 4
     n = q.reshape(-1, 4, 2, 32)
-    packed = np.concatenate([d.view(np.uint8), dm.view(np.uint8), s, (n[:, :, 0] | n[:, :, 1] << 4).reshape(-1, 128)], 1)
+    packed = np.concatenate(
+        [d.view(np.uint8), dm.view(np.uint8), s, (n[:, :, 0] | n[:, :, 1] << 4).reshape(-1, 128)], 1
+    )
     return packed.reshape(*w.shape[:-1], -1)
 
 
 def write_gguf(path, st, c, tokenizer, note):
     w = gguf.GGUFWriter(path, "deepseek4")
     w.add_string("general.name", "ds4-tiny")
-    w.add_string("general.description", "A very small language model with the DeepSeek-V4 architecture, trained from scratch for tests and demos. " + note)
+    w.add_string(
+        "general.description",
+        "A very small language model with the DeepSeek-V4 architecture, trained from scratch for tests and demos. "
+        + note,
+    )
     w.add_string("general.license", "CC0-1.0 AND LicenseRef-WordNet-3.0")
-    w.add_string("general.license.name", "Weights dedicated to the public domain (CC0 1.0). Trained on public-domain books, own generated tasks, and glosses "
-                 "of WordNet 3.0, Copyright 2006 by Princeton University. All rights reserved; provided as is, without warranty; see README.md beside this file.")
+    w.add_string(
+        "general.license.name",
+        "Weights dedicated to the public domain (CC0 1.0). Trained on public-domain books, own generated tasks, and glosses "
+        "of WordNet 3.0, Copyright 2006 by Princeton University. All rights reserved; provided as is, without warranty; see README.md beside this file.",
+    )
     w.add_uint32("general.alignment", 32)
     w.add_uint32("general.file_type", 15)
     w.add_uint32("general.quantization_version", 2)
-    u = dict(block_count=len(c["ratios"]), context_length=c["ctx"], embedding_length=c["hidden"], vocab_size=c["vocab"], feed_forward_length=c["ff"],
-             expert_count=c["experts"], expert_used_count=c["used"], expert_feed_forward_length=c["ff"], expert_shared_count=1, expert_gating_func=4,
-             hash_layer_count=c["hash_layers"], expert_group_count=0, expert_group_used_count=0, embedding_length_out=c["hidden"] * c["hc"])
-    u |= {"attention.head_count": c["heads"], "attention.head_count_kv": 1, "attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"],
-          "rope.dimension_count": c["rot"], "attention.q_lora_rank": c["q_lora"], "attention.output_lora_rank": c["o_lora"],
-          "attention.output_group_count": c["o_groups"], "attention.sliding_window": c["swa"], "attention.indexer.head_count": c["ix_heads"],
-          "attention.indexer.key_length": c["ix_dim"], "attention.indexer.top_k": c["ix_topk"], "hyper_connection.count": c["hc"],
-          "hyper_connection.sinkhorn_iterations": c["sink_iters"], "rope.scaling.original_context_length": c["yarn_ctx"]}
-    f = {"hyper_connection.epsilon": c["hc_eps"], "attention.layer_norm_rms_epsilon": c["rms_eps"], "expert_weights_scale": c["w_scale"],
-         "rope.freq_base": c["theta"], "attention.compress_rope_freq_base": c["ctheta"], "rope.scaling.factor": c["yarn"],
-         "rope.scaling.yarn_beta_fast": c["beta_fast"], "rope.scaling.yarn_beta_slow": c["beta_slow"]}
+    u = dict(
+        block_count=len(c["ratios"]),
+        context_length=c["ctx"],
+        embedding_length=c["hidden"],
+        vocab_size=c["vocab"],
+        feed_forward_length=c["ff"],
+        expert_count=c["experts"],
+        expert_used_count=c["used"],
+        expert_feed_forward_length=c["ff"],
+        expert_shared_count=1,
+        expert_gating_func=4,
+        hash_layer_count=c["hash_layers"],
+        expert_group_count=0,
+        expert_group_used_count=0,
+        embedding_length_out=c["hidden"] * c["hc"],
+    )
+    u |= {
+        "attention.head_count": c["heads"],
+        "attention.head_count_kv": 1,
+        "attention.key_length": c["head_dim"],
+        "attention.value_length": c["head_dim"],
+        "rope.dimension_count": c["rot"],
+        "attention.q_lora_rank": c["q_lora"],
+        "attention.output_lora_rank": c["o_lora"],
+        "attention.output_group_count": c["o_groups"],
+        "attention.sliding_window": c["swa"],
+        "attention.indexer.head_count": c["ix_heads"],
+        "attention.indexer.key_length": c["ix_dim"],
+        "attention.indexer.top_k": c["ix_topk"],
+        "hyper_connection.count": c["hc"],
+        "hyper_connection.sinkhorn_iterations": c["sink_iters"],
+        "rope.scaling.original_context_length": c["yarn_ctx"],
+    }
+    f = {
+        "hyper_connection.epsilon": c["hc_eps"],
+        "attention.layer_norm_rms_epsilon": c["rms_eps"],
+        "expert_weights_scale": c["w_scale"],
+        "rope.freq_base": c["theta"],
+        "attention.compress_rope_freq_base": c["ctheta"],
+        "rope.scaling.factor": c["yarn"],
+        "rope.scaling.yarn_beta_fast": c["beta_fast"],
+        "rope.scaling.yarn_beta_slow": c["beta_slow"],
+    }
     for k, v in u.items():
         w.add_uint32(PRE + k, v)
     for k, v in f.items():
@@ -154,21 +226,48 @@ def read_gguf(path):
     tens = {}
     for t in r.tensors:
         shape = tuple(int(x) for x in reversed(t.shape))
-        tens[t.name] = (np.array(t.data) if t.tensor_type == QT.I32 else gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)).reshape(shape)
+        tens[t.name] = (
+            np.array(t.data)
+            if t.tensor_type == QT.I32
+            else gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+        ).reshape(shape)
     return meta, tens
 
 
 def config_of(meta):
     g = lambda k: meta[PRE + k]  # noqa: E731
-    return dict(vocab=g("vocab_size"), hidden=g("embedding_length"), heads=g("attention.head_count"), head_dim=g("attention.key_length"),
-                rot=g("rope.dimension_count"), q_lora=g("attention.q_lora_rank"), o_groups=g("attention.output_group_count"),
-                o_lora=g("attention.output_lora_rank"), experts=g("expert_count"), used=g("expert_used_count"), ff=g("expert_feed_forward_length"),
-                hash_layers=g("hash_layer_count"), swa=g("attention.sliding_window"), ix_heads=g("attention.indexer.head_count"),
-                ix_dim=g("attention.indexer.key_length"), ix_topk=g("attention.indexer.top_k"), hc=g("hyper_connection.count"),
-                sink_iters=g("hyper_connection.sinkhorn_iterations"), rms_eps=g("attention.layer_norm_rms_epsilon"), hc_eps=g("hyper_connection.epsilon"),
-                w_scale=g("expert_weights_scale"), clamp=g("swiglu_clamp_exp")[0], theta=g("rope.freq_base"), ctheta=g("attention.compress_rope_freq_base"),
-                yarn=g("rope.scaling.factor"), yarn_ctx=g("rope.scaling.original_context_length"), beta_fast=g("rope.scaling.yarn_beta_fast"),
-                beta_slow=g("rope.scaling.yarn_beta_slow"), ratios=list(g("attention.compress_ratios")), ctx=g("context_length"))
+    return dict(
+        vocab=g("vocab_size"),
+        hidden=g("embedding_length"),
+        heads=g("attention.head_count"),
+        head_dim=g("attention.key_length"),
+        rot=g("rope.dimension_count"),
+        q_lora=g("attention.q_lora_rank"),
+        o_groups=g("attention.output_group_count"),
+        o_lora=g("attention.output_lora_rank"),
+        experts=g("expert_count"),
+        used=g("expert_used_count"),
+        ff=g("expert_feed_forward_length"),
+        hash_layers=g("hash_layer_count"),
+        swa=g("attention.sliding_window"),
+        ix_heads=g("attention.indexer.head_count"),
+        ix_dim=g("attention.indexer.key_length"),
+        ix_topk=g("attention.indexer.top_k"),
+        hc=g("hyper_connection.count"),
+        sink_iters=g("hyper_connection.sinkhorn_iterations"),
+        rms_eps=g("attention.layer_norm_rms_epsilon"),
+        hc_eps=g("hyper_connection.epsilon"),
+        w_scale=g("expert_weights_scale"),
+        clamp=g("swiglu_clamp_exp")[0],
+        theta=g("rope.freq_base"),
+        ctheta=g("attention.compress_rope_freq_base"),
+        yarn=g("rope.scaling.factor"),
+        yarn_ctx=g("rope.scaling.original_context_length"),
+        beta_fast=g("rope.scaling.yarn_beta_fast"),
+        beta_slow=g("rope.scaling.yarn_beta_slow"),
+        ratios=list(g("attention.compress_ratios")),
+        ctx=g("context_length"),
+    )
 
 
 def hf_state(tens, c):
@@ -176,7 +275,7 @@ def hf_state(tens, c):
     probe = {}
     n = len(c["ratios"])
 
-    class Names(dict):        # record which checkpoint name each file name came from
+    class Names(dict):  # record which checkpoint name each file name came from
         def __missing__(self, k):
             return Tag(k)
 
@@ -203,19 +302,51 @@ def hf_state(tens, c):
 def build_hf(c, state):
     import torch
     from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
     kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
     n, part = len(c["ratios"]), c["rot"] / c["head_dim"]
     cfg = DeepseekV4Config(
-        vocab_size=c["vocab"], hidden_size=c["hidden"], moe_intermediate_size=c["ff"], num_hidden_layers=n, num_attention_heads=c["heads"],
-        num_key_value_heads=1, head_dim=c["head_dim"], q_lora_rank=c["q_lora"], num_experts_per_tok=c["used"], n_routed_experts=c["experts"],
-        routed_scaling_factor=c["w_scale"], rope_theta=c["theta"], compress_rope_theta=c["ctheta"], layer_types=[kinds[r] for r in c["ratios"]],
-        mlp_layer_types=["hash_moe"] * c["hash_layers"] + ["moe"] * (n - c["hash_layers"]), hc_mult=c["hc"], hc_sinkhorn_iters=c["sink_iters"],
-        hc_eps=c["hc_eps"], rms_norm_eps=c["rms_eps"], swiglu_limit=c["clamp"], sliding_window=c["swa"], o_groups=c["o_groups"], o_lora_rank=c["o_lora"],
-        index_n_heads=c["ix_heads"], index_head_dim=c["ix_dim"], index_topk=c["ix_topk"], partial_rotary_factor=part,
-        rope_parameters={"main": {"rope_type": "default", "rope_theta": c["theta"], "partial_rotary_factor": part},
-                         "compress": {"rope_type": "yarn", "rope_theta": c["ctheta"], "partial_rotary_factor": part, "factor": c["yarn"],
-                                      "original_max_position_embeddings": c["yarn_ctx"], "beta_fast": c["beta_fast"], "beta_slow": c["beta_slow"],
-                                      "attention_factor": 1.0}})
+        vocab_size=c["vocab"],
+        hidden_size=c["hidden"],
+        moe_intermediate_size=c["ff"],
+        num_hidden_layers=n,
+        num_attention_heads=c["heads"],
+        num_key_value_heads=1,
+        head_dim=c["head_dim"],
+        q_lora_rank=c["q_lora"],
+        num_experts_per_tok=c["used"],
+        n_routed_experts=c["experts"],
+        routed_scaling_factor=c["w_scale"],
+        rope_theta=c["theta"],
+        compress_rope_theta=c["ctheta"],
+        layer_types=[kinds[r] for r in c["ratios"]],
+        mlp_layer_types=["hash_moe"] * c["hash_layers"] + ["moe"] * (n - c["hash_layers"]),
+        hc_mult=c["hc"],
+        hc_sinkhorn_iters=c["sink_iters"],
+        hc_eps=c["hc_eps"],
+        rms_norm_eps=c["rms_eps"],
+        swiglu_limit=c["clamp"],
+        sliding_window=c["swa"],
+        o_groups=c["o_groups"],
+        o_lora_rank=c["o_lora"],
+        index_n_heads=c["ix_heads"],
+        index_head_dim=c["ix_dim"],
+        index_topk=c["ix_topk"],
+        partial_rotary_factor=part,
+        rope_parameters={
+            "main": {"rope_type": "default", "rope_theta": c["theta"], "partial_rotary_factor": part},
+            "compress": {
+                "rope_type": "yarn",
+                "rope_theta": c["ctheta"],
+                "partial_rotary_factor": part,
+                "factor": c["yarn"],
+                "original_max_position_embeddings": c["yarn_ctx"],
+                "beta_fast": c["beta_fast"],
+                "beta_slow": c["beta_slow"],
+                "attention_factor": 1.0,
+            },
+        },
+    )
     cfg._attn_implementation = "eager"
     m = DeepseekV4ForCausalLM(cfg).float().eval()
     if hasattr(m, "set_experts_implementation"):
@@ -232,6 +363,7 @@ class TopKGap:
 
     def __init__(self, topk):
         import torch
+
         self.torch, self.topk, self.smallest = torch, topk, {"indexer": float("inf"), "router": float("inf")}
 
     def __enter__(self):
@@ -253,6 +385,7 @@ class TopKGap:
         def func(x, k, *a, **kw):
             note(x, k)
             return self.saved[1](x, k, *a, **kw)
+
         t.Tensor.topk, t.topk = method, func
         return self
 
@@ -264,6 +397,7 @@ def greedy(m, ids, limit=48):
     """Greedy continuation with a cache: ids, gap between the two best logits at every step, smallest top-k gaps."""
     import torch
     from transformers import DynamicCache
+
     out, gaps, cache = [], [], DynamicCache(config=m.config)
     with torch.no_grad(), TopKGap(m.config.index_topk) as tk:
         step = torch.tensor([ids])
@@ -300,7 +434,9 @@ def recall_case(w, r, enc, target, share=None):
         text, m, n = tiny_data.recall_doc(w, r, size)
         i = r.randrange(n)
         q, a = m.ask(i)
-        msgs = [("user", f"{r.choice(['Read this list.', 'Here are some notes.', 'Remember these facts.'])}\n{text}\n{q}")]
+        msgs = [
+            ("user", f"{r.choice(['Read this list.', 'Here are some notes.', 'Remember these facts.'])}\n{text}\n{q}")
+        ]
         ids = prompt_of(enc, msgs)
         if 0.8 * target < len(ids) < 1.2 * target:
             return msgs, ids, a
@@ -315,6 +451,7 @@ def good(kind, want, got):
 
 def evaluate(data, model, out, per_kind, seed, lengths, per_length):
     import torch
+
     torch.manual_seed(0)
     w, enc, r = tiny_data.World(data), tiny_data.Encoder(tiny_data.tokenizer_file(data)), random.Random(seed)
     meta, tens = read_gguf(model)
@@ -334,11 +471,23 @@ def evaluate(data, model, out, per_kind, seed, lengths, per_length):
             return
         # greedy_ids stop before the first step whose two best logits are closer than NEAR: past it engines may differ
         n = next((k for k, g in enumerate(gaps) if g < NEAR), len(gaps))
-        cases.append(dict(kind=kind, messages=[dict(role=a, content=b) for a, b in msgs] if msgs else None, text=raw,
-                          mode="raw" if raw is not None else "think" if ids[-1] == enc.ids[tiny_data.THINK] else "chat", prompt_ids=ids,
-                          greedy_ids=t[:n], greedy_text=tok.decode([x for x in t[:n] if x != 1], skip_special_tokens=False), whole=n == len(gaps),
-                          expected=want, correct=ok if want is not None else None, min_logit_gap=min(gaps[:n], default=0.0),
-                          min_indexer_gap=None if tk["indexer"] == float("inf") else tk["indexer"], min_router_gap=tk["router"]))
+        cases.append(
+            dict(
+                kind=kind,
+                messages=[dict(role=a, content=b) for a, b in msgs] if msgs else None,
+                text=raw,
+                mode="raw" if raw is not None else "think" if ids[-1] == enc.ids[tiny_data.THINK] else "chat",
+                prompt_ids=ids,
+                greedy_ids=t[:n],
+                greedy_text=tok.decode([x for x in t[:n] if x != 1], skip_special_tokens=False),
+                whole=n == len(gaps),
+                expected=want,
+                correct=ok if want is not None else None,
+                min_logit_gap=min(gaps[:n], default=0.0),
+                min_indexer_gap=None if tk["indexer"] == float("inf") else tk["indexer"],
+                min_router_gap=tk["router"],
+            )
+        )
 
     t0 = time.time()
     for kind in tiny_data.TASKS:
@@ -371,21 +520,38 @@ def evaluate(data, model, out, per_kind, seed, lengths, per_length):
         run("raw", None, [0] + enc.text(start), None, True, start)
     table = {k: dict(right=sum(v), of=len(v)) for k, v in acc.items()}
     stored = [x for x in cases if x["whole"] or (x["expected"] is None and len(x["greedy_ids"]) >= 8)]
-    head = dict(model="ds4-tiny", sha256=hashlib.sha256(open(model, "rb").read()).hexdigest(),
-                oracle="transformers DeepseekV4ForCausalLM, float32, eager, cached greedy decoding, weights dequantised from the GGUF",
-                near_tie=NEAR, seed=seed, left_out_for_near_ties=len(cases) - len(stored), accuracy=table)
+    head = dict(
+        model="ds4-tiny",
+        sha256=hashlib.sha256(open(model, "rb").read()).hexdigest(),
+        oracle="transformers DeepseekV4ForCausalLM, float32, eager, cached greedy decoding, weights dequantised from the GGUF",
+        near_tie=NEAR,
+        seed=seed,
+        left_out_for_near_ties=len(cases) - len(stored),
+        accuracy=table,
+    )
     with open(out, "w", encoding="utf-8") as f:
-        f.write(json.dumps(head, ensure_ascii=False)[:-1] + ',\n"cases": [\n' + ",\n".join(json.dumps(x, ensure_ascii=False) for x in stored) + "\n]}\n")
+        f.write(
+            json.dumps(head, ensure_ascii=False)[:-1]
+            + ',\n"cases": [\n'
+            + ",\n".join(json.dumps(x, ensure_ascii=False) for x in stored)
+            + "\n]}\n"
+        )
     for k, v in table.items():
         print(f"{k:14s} {v['right']:3d} / {v['of']}")
-    print(len(stored), "cases stored,", len(cases) - len(stored), "near ties left out; recall cases",
-          sum(x["kind"].startswith("recall") and len(x["prompt_ids"]) >= 300 for x in stored))
+    print(
+        len(stored),
+        "cases stored,",
+        len(cases) - len(stored),
+        "near ties left out; recall cases",
+        sum(x["kind"].startswith("recall") and len(x["prompt_ids"]) >= 300 for x in stored),
+    )
 
 
 def check(data, model):
     """Largest logit difference between tiny_model and transformers on 512 tokens of a long note, and without dropping entries."""
     import torch
     from tiny_model import TinyV4
+
     meta, tens = read_gguf(model)
     c = config_of(meta)
     st = hf_state(tens, c)
@@ -399,7 +565,12 @@ def check(data, model):
             for lay in hf.model.layers:
                 if lay.self_attn.layer_type == "compressed_sparse_attention":
                     lay.self_attn.compressor.indexer.index_topk = k
-            print("top-k", k, "largest logit difference", float((mine(ids)[0] - hf(ids, use_cache=False).logits).abs().max()))
+            print(
+                "top-k",
+                k,
+                "largest logit difference",
+                float((mine(ids)[0] - hf(ids, use_cache=False).logits).abs().max()),
+            )
 
 
 def main():
@@ -421,8 +592,15 @@ def main():
         check(a.data, a.src)
         return
     from train_tiny import load_state
+
     meta, st = load_state(a.src)
-    write_gguf(a.dst, st, meta["config"], tiny_data.tokenizer_file(a.data), f"Trained on {a.trained_on or round(meta['tokens'] / 1e6)} million tokens.")
+    write_gguf(
+        a.dst,
+        st,
+        meta["config"],
+        tiny_data.tokenizer_file(a.data),
+        f"Trained on {a.trained_on or round(meta['tokens'] / 1e6)} million tokens.",
+    )
     m, tens = read_gguf(a.dst)
     c, back = config_of(m), hf_state(tens, config_of(m))
     assert all(c[k] == v or abs(c[k] - v) < 1e-6 for k, v in meta["config"].items()), (c, meta["config"])

@@ -17,6 +17,7 @@ float64 and can imitate the extra roundings that the ds4 engine applies.
     python tools/make_golden.py OUTDIR --only tiny-flash
     python tools/make_golden.py --check     verify existing files only
 """
+
 # ruff: noqa: B905, E501, PIE808
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import argparse
@@ -46,8 +47,28 @@ def byte_chars():
     return table
 
 
-MERGES = ["h e", "he l", "l o", "hel lo", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "t h",
-          "th e", "Ġ the", "i n", "in g", "a n", "an d", "Ġ and", "Ċ Ċ", "Ġ Ġ", "1 2"]
+MERGES = [
+    "h e",
+    "he l",
+    "l o",
+    "hel lo",
+    "Ġ w",
+    "o r",
+    "Ġw or",
+    "l d",
+    "Ġwor ld",
+    "t h",
+    "th e",
+    "Ġ the",
+    "i n",
+    "in g",
+    "a n",
+    "an d",
+    "Ġ and",
+    "Ċ Ċ",
+    "Ġ Ġ",
+    "1 2",
+]
 HEAD = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"]
 TAIL = ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "｜DSML｜", "<｜latest_reminder｜>"]
 
@@ -92,8 +113,15 @@ def pack_q4_k(w):
     scales[:, 8:12] = (qs[:, 4:8] & 15) | ((qm[:, 4:8] & 15) << 4)
     ql = q.reshape(n, 4, 2, 32)
     nib = (ql[:, :, 0] | (ql[:, :, 1] << 4)).reshape(n, 128)
-    out = np.concatenate([f16b(d.astype(np.float16)[:, None]).reshape(n, 2),
-                          f16b(dm.astype(np.float16)[:, None]).reshape(n, 2), scales, nib], 1)
+    out = np.concatenate(
+        [
+            f16b(d.astype(np.float16)[:, None]).reshape(n, 2),
+            f16b(dm.astype(np.float16)[:, None]).reshape(n, 2),
+            scales,
+            nib,
+        ],
+        1,
+    )
     return out.reshape(*w.shape[:-1], -1)
 
 
@@ -112,8 +140,15 @@ def pack_q2_k(w):
     # value j of a 128-half sits in byte (j % 32) at bit pair (j // 32)
     q = q.reshape(n, 2, 4, 32)
     packed = (q[:, :, 0] | (q[:, :, 1] << 2) | (q[:, :, 2] << 4) | (q[:, :, 3] << 6)).reshape(n, 64)
-    out = np.concatenate([qs | (qm << 4), packed, f16b(d.astype(np.float16)[:, None]).reshape(n, 2),
-                          f16b(dm.astype(np.float16)[:, None]).reshape(n, 2)], 1)
+    out = np.concatenate(
+        [
+            qs | (qm << 4),
+            packed,
+            f16b(d.astype(np.float16)[:, None]).reshape(n, 2),
+            f16b(dm.astype(np.float16)[:, None]).reshape(n, 2),
+        ],
+        1,
+    )
     return out.reshape(*w.shape[:-1], -1)
 
 
@@ -150,27 +185,115 @@ def encode(w, qt, rng):
 # --------------------------------------------------------------------------
 # cases
 # --------------------------------------------------------------------------
-BASE = dict(vocab=320, hidden=64, heads=4, head_dim=48, rot=16, q_lora=32, o_groups=2, o_lora=16,
-            experts=8, used=3, ff=32, hash_layers=3, swa=128, ix_heads=8, ix_dim=32, ix_topk=8,
-            hc=4, sink_iters=20, rms_eps=1e-6, hc_eps=1e-6, w_scale=1.5, clamp=10.0,
-            theta=10000.0, ctheta=160000.0, yarn=16.0, yarn_ctx=65536, beta_fast=32.0, beta_slow=1.0,
-            ratios=[0, 0, 4, 128, 4, 128], n_tok=400, seed=116, mix="f32", ctx=1048576, keep="all")
+BASE = dict(
+    vocab=320,
+    hidden=64,
+    heads=4,
+    head_dim=48,
+    rot=16,
+    q_lora=32,
+    o_groups=2,
+    o_lora=16,
+    experts=8,
+    used=3,
+    ff=32,
+    hash_layers=3,
+    swa=128,
+    ix_heads=8,
+    ix_dim=32,
+    ix_topk=8,
+    hc=4,
+    sink_iters=20,
+    rms_eps=1e-6,
+    hc_eps=1e-6,
+    w_scale=1.5,
+    clamp=10.0,
+    theta=10000.0,
+    ctheta=160000.0,
+    yarn=16.0,
+    yarn_ctx=65536,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    ratios=[0, 0, 4, 128, 4, 128],
+    n_tok=400,
+    seed=116,
+    mix="f32",
+    ctx=1048576,
+    keep="all",
+)
 CASES = {
     # Flash's layer schedule and constants, only smaller
     "tiny-flash": dict(BASE),
     # strong YaRN (visible at short positions), clamp that really clips, odd sizes, 7 experts
-    "tiny-yarn": dict(BASE, hidden=80, heads=6, head_dim=64, rot=32, q_lora=40, o_groups=3, o_lora=24, experts=7,
-                      used=3, ff=24, hash_layers=1, swa=32, ix_heads=10, ix_dim=48, ix_topk=6, w_scale=2.5, clamp=0.75,
-                      ctheta=1000.0, yarn=4.0, yarn_ctx=128, beta_fast=8.0, ratios=[0, 4, 128, 4], n_tok=300, seed=129),
+    "tiny-yarn": dict(
+        BASE,
+        hidden=80,
+        heads=6,
+        head_dim=64,
+        rot=32,
+        q_lora=40,
+        o_groups=3,
+        o_lora=24,
+        experts=7,
+        used=3,
+        ff=24,
+        hash_layers=1,
+        swa=32,
+        ix_heads=10,
+        ix_dim=48,
+        ix_topk=6,
+        w_scale=2.5,
+        clamp=0.75,
+        ctheta=1000.0,
+        yarn=4.0,
+        yarn_ctx=128,
+        beta_fast=8.0,
+        ratios=[0, 4, 128, 4],
+        n_tok=300,
+        seed=129,
+    ),
     # Pro's schedule (HCA, HCA, CSA, HCA, ...), YaRN off, small window, few Sinkhorn rounds
-    "tiny-pro": dict(BASE, experts=6, used=2, hash_layers=2, swa=16, ix_topk=4, w_scale=2.5, yarn=1.0,
-                     sink_iters=5, hc_eps=1e-5, rms_eps=1e-5, ratios=[128, 128, 4, 128], n_tok=280, seed=100),
+    "tiny-pro": dict(
+        BASE,
+        experts=6,
+        used=2,
+        hash_layers=2,
+        swa=16,
+        ix_topk=4,
+        w_scale=2.5,
+        yarn=1.0,
+        sink_iters=5,
+        hc_eps=1e-5,
+        rms_eps=1e-5,
+        ratios=[128, 128, 4, 128],
+        n_tok=280,
+        seed=100,
+    ),
     # long sequence: 12 HCA entries, 400 CSA entries; only some positions are stored
     "tiny-long": dict(BASE, hash_layers=0, ix_topk=16, ratios=[128, 4], n_tok=1610, seed=104, keep="some"),
     # published quant mixes: F16/F32/Q8_0 dense part, experts in three flavours
-    "quant-q8": dict(BASE, hidden=256, ff=256, heads=4, head_dim=192, rot=64, q_lora=64, o_groups=2, o_lora=32,
-                     experts=3, used=2, hash_layers=1, ix_heads=8, ix_dim=128, ix_topk=8, ratios=[4], swa=128,
-                     n_tok=200, seed=106, mix="q8"),
+    "quant-q8": dict(
+        BASE,
+        hidden=256,
+        ff=256,
+        heads=4,
+        head_dim=192,
+        rot=64,
+        q_lora=64,
+        o_groups=2,
+        o_lora=32,
+        experts=3,
+        used=2,
+        hash_layers=1,
+        ix_heads=8,
+        ix_dim=128,
+        ix_topk=8,
+        ratios=[4],
+        swa=128,
+        n_tok=200,
+        seed=106,
+        mix="q8",
+    ),
 }
 CASES["quant-q4k"] = dict(CASES["quant-q8"], mix="q4k", ratios=[4, 128], seed=111)
 CASES["quant-iq2"] = dict(CASES["quant-q8"], mix="iq2", ratios=[4, 128], seed=106)
@@ -204,7 +327,12 @@ def tensor_plan(c):
         add(b + "attn_sinks.weight", (c["heads"],), "f32", 1.0)
         gin = c["heads"] * D // c["o_groups"]
         add(b + "attn_output_a.weight", (c["o_groups"] * c["o_lora"], gin), "q8", 1.5 / np.sqrt(gin))
-        add(b + "attn_output_b.weight", (H, c["o_groups"] * c["o_lora"]), "q8", 1.5 / np.sqrt(c["o_groups"] * c["o_lora"]))
+        add(
+            b + "attn_output_b.weight",
+            (H, c["o_groups"] * c["o_lora"]),
+            "q8",
+            1.5 / np.sqrt(c["o_groups"] * c["o_lora"]),
+        )
         if ratio:
             w = D * (2 if ratio == 4 else 1)
             add(b + "attn_compressor_ape.weight", (ratio, w), "f16", 0.7)
@@ -248,8 +376,7 @@ def storage_type(kind, mix):
     if kind == "q8":
         return QT.Q8_0
     part = kind[4:]
-    return {"q8": QT.Q8_0, "q4k": QT.Q4_K, "q2k": QT.Q2_K,
-            "iq2": QT.Q2_K if part == "down" else QT.IQ2_XXS}[mix]
+    return {"q8": QT.Q8_0, "q4k": QT.Q4_K, "q2k": QT.Q2_K, "iq2": QT.Q2_K if part == "down" else QT.IQ2_XXS}[mix]
 
 
 def write_gguf(path, name, c):
@@ -288,7 +415,7 @@ def write_gguf(path, name, c):
     f(PRE + "attention.layer_norm_rms_epsilon", c["rms_eps"])
     f(PRE + "expert_weights_scale", c["w_scale"])
     w.add_bool(PRE + "expert_weights_norm", True)
-    u(PRE + "expert_gating_func", 4)                 # sqrt-softplus; llama.cpp demands the key
+    u(PRE + "expert_gating_func", 4)  # sqrt-softplus; llama.cpp demands the key
     w.add_array(PRE + "swiglu_clamp_exp", [float(c["clamp"])] * n)
     w.add_array(PRE + "attention.compress_ratios", [int(r) for r in c["ratios"]])
     f(PRE + "rope.freq_base", c["theta"])
@@ -310,7 +437,7 @@ def write_gguf(path, name, c):
     w.add_bool("tokenizer.ggml.add_bos_token", True)
     for tn, (shape, kind, init) in tensor_plan(c).items():
         if init == "perm":
-            a = np.stack([rng.permutation(c["experts"])[:c["used"]] for _ in range(shape[0])]).astype(np.int32)
+            a = np.stack([rng.permutation(c["experts"])[: c["used"]] for _ in range(shape[0])]).astype(np.int32)
             w.add_tensor(tn, a)
             continue
         if init == "norm":
@@ -349,18 +476,36 @@ def params(meta):
     g = lambda k: meta[PRE + k]  # noqa: E731
     n = g("block_count")
     return dict(
-        vocab=g("vocab_size"), hidden=g("embedding_length"), heads=g("attention.head_count"),
-        head_dim=g("attention.key_length"), rot=g("rope.dimension_count"), q_lora=g("attention.q_lora_rank"),
-        o_groups=g("attention.output_group_count"), o_lora=g("attention.output_lora_rank"), experts=g("expert_count"),
-        used=g("expert_used_count"), ff=g("expert_feed_forward_length"), hash_layers=g("hash_layer_count"),
-        swa=g("attention.sliding_window"), ix_heads=g("attention.indexer.head_count"),
-        ix_dim=g("attention.indexer.key_length"), ix_topk=g("attention.indexer.top_k"), hc=g("hyper_connection.count"),
-        sink_iters=g("hyper_connection.sinkhorn_iterations"), hc_eps=g("hyper_connection.epsilon"),
-        rms_eps=g("attention.layer_norm_rms_epsilon"), w_scale=g("expert_weights_scale"),
-        clamp=g("swiglu_clamp_exp")[0], theta=g("rope.freq_base"), ctheta=g("attention.compress_rope_freq_base"),
-        yarn=g("rope.scaling.factor"), yarn_ctx=g("rope.scaling.original_context_length"),
-        beta_fast=g("rope.scaling.yarn_beta_fast"), beta_slow=g("rope.scaling.yarn_beta_slow"),
-        ratios=[int(x) for x in g("attention.compress_ratios")[:n]])
+        vocab=g("vocab_size"),
+        hidden=g("embedding_length"),
+        heads=g("attention.head_count"),
+        head_dim=g("attention.key_length"),
+        rot=g("rope.dimension_count"),
+        q_lora=g("attention.q_lora_rank"),
+        o_groups=g("attention.output_group_count"),
+        o_lora=g("attention.output_lora_rank"),
+        experts=g("expert_count"),
+        used=g("expert_used_count"),
+        ff=g("expert_feed_forward_length"),
+        hash_layers=g("hash_layer_count"),
+        swa=g("attention.sliding_window"),
+        ix_heads=g("attention.indexer.head_count"),
+        ix_dim=g("attention.indexer.key_length"),
+        ix_topk=g("attention.indexer.top_k"),
+        hc=g("hyper_connection.count"),
+        sink_iters=g("hyper_connection.sinkhorn_iterations"),
+        hc_eps=g("hyper_connection.epsilon"),
+        rms_eps=g("attention.layer_norm_rms_epsilon"),
+        w_scale=g("expert_weights_scale"),
+        clamp=g("swiglu_clamp_exp")[0],
+        theta=g("rope.freq_base"),
+        ctheta=g("attention.compress_rope_freq_base"),
+        yarn=g("rope.scaling.factor"),
+        yarn_ctx=g("rope.scaling.original_context_length"),
+        beta_fast=g("rope.scaling.yarn_beta_fast"),
+        beta_slow=g("rope.scaling.yarn_beta_slow"),
+        ratios=[int(x) for x in g("attention.compress_ratios")[:n]],
+    )
 
 
 # --------------------------------------------------------------------------
@@ -369,24 +514,53 @@ def params(meta):
 def build_hf(c, tens):
     import torch
     from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
     kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
     n = len(c["ratios"])
     prf = c["rot"] / c["head_dim"]
     comp = {"rope_theta": c["ctheta"], "partial_rotary_factor": prf, "rope_type": "default"}
     if c["yarn"] > 1:
-        comp.update(rope_type="yarn", factor=c["yarn"], original_max_position_embeddings=c["yarn_ctx"],
-                    beta_fast=c["beta_fast"], beta_slow=c["beta_slow"], attention_factor=1.0)
+        comp.update(
+            rope_type="yarn",
+            factor=c["yarn"],
+            original_max_position_embeddings=c["yarn_ctx"],
+            beta_fast=c["beta_fast"],
+            beta_slow=c["beta_slow"],
+            attention_factor=1.0,
+        )
     cfg = DeepseekV4Config(
-        vocab_size=c["vocab"], hidden_size=c["hidden"], moe_intermediate_size=c["ff"], num_hidden_layers=n,
-        num_attention_heads=c["heads"], num_key_value_heads=1, head_dim=c["head_dim"], q_lora_rank=c["q_lora"],
-        num_experts_per_tok=c["used"], n_routed_experts=c["experts"], routed_scaling_factor=c["w_scale"],
-        rope_theta=c["theta"], compress_rope_theta=c["ctheta"], layer_types=[kinds[r] for r in c["ratios"]],
-        mlp_layer_types=["hash_moe"] * c["hash_layers"] + ["moe"] * (n - c["hash_layers"]), hc_mult=c["hc"],
-        hc_sinkhorn_iters=c["sink_iters"], hc_eps=c["hc_eps"], rms_norm_eps=c["rms_eps"], swiglu_limit=c["clamp"],
-        sliding_window=c["swa"], o_groups=c["o_groups"], o_lora_rank=c["o_lora"], index_n_heads=c["ix_heads"],
-        index_head_dim=c["ix_dim"], index_topk=c["ix_topk"], partial_rotary_factor=prf,
-        rope_parameters={"main": {"rope_type": "default", "rope_theta": c["theta"], "partial_rotary_factor": prf},
-                         "compress": comp})
+        vocab_size=c["vocab"],
+        hidden_size=c["hidden"],
+        moe_intermediate_size=c["ff"],
+        num_hidden_layers=n,
+        num_attention_heads=c["heads"],
+        num_key_value_heads=1,
+        head_dim=c["head_dim"],
+        q_lora_rank=c["q_lora"],
+        num_experts_per_tok=c["used"],
+        n_routed_experts=c["experts"],
+        routed_scaling_factor=c["w_scale"],
+        rope_theta=c["theta"],
+        compress_rope_theta=c["ctheta"],
+        layer_types=[kinds[r] for r in c["ratios"]],
+        mlp_layer_types=["hash_moe"] * c["hash_layers"] + ["moe"] * (n - c["hash_layers"]),
+        hc_mult=c["hc"],
+        hc_sinkhorn_iters=c["sink_iters"],
+        hc_eps=c["hc_eps"],
+        rms_norm_eps=c["rms_eps"],
+        swiglu_limit=c["clamp"],
+        sliding_window=c["swa"],
+        o_groups=c["o_groups"],
+        o_lora_rank=c["o_lora"],
+        index_n_heads=c["ix_heads"],
+        index_head_dim=c["ix_dim"],
+        index_topk=c["ix_topk"],
+        partial_rotary_factor=prf,
+        rope_parameters={
+            "main": {"rope_type": "default", "rope_theta": c["theta"], "partial_rotary_factor": prf},
+            "compress": comp,
+        },
+    )
     cfg._attn_implementation = "eager"
     m = DeepseekV4ForCausalLM(cfg).float().eval()
     if hasattr(m, "set_experts_implementation"):
@@ -406,10 +580,16 @@ def build_hf(c, tens):
         sd[p + "input_layernorm.weight"] = T[b + "attn_norm.weight"]
         sd[p + "post_attention_layernorm.weight"] = T[b + "ffn_norm.weight"]
         s = p + "self_attn."
-        for h_, g_ in (("q_a_proj.weight", "attn_q_a.weight"), ("q_a_norm.weight", "attn_q_a_norm.weight"),
-                       ("q_b_proj.weight", "attn_q_b.weight"), ("kv_proj.weight", "attn_kv.weight"),
-                       ("kv_norm.weight", "attn_kv_a_norm.weight"), ("o_a_proj.weight", "attn_output_a.weight"),
-                       ("o_b_proj.weight", "attn_output_b.weight"), ("sinks", "attn_sinks.weight")):
+        for h_, g_ in (
+            ("q_a_proj.weight", "attn_q_a.weight"),
+            ("q_a_norm.weight", "attn_q_a_norm.weight"),
+            ("q_b_proj.weight", "attn_q_b.weight"),
+            ("kv_proj.weight", "attn_kv.weight"),
+            ("kv_norm.weight", "attn_kv_a_norm.weight"),
+            ("o_a_proj.weight", "attn_output_a.weight"),
+            ("o_b_proj.weight", "attn_output_b.weight"),
+            ("sinks", "attn_sinks.weight"),
+        ):
             sd[s + h_] = T[b + g_]
         names = [("compressor.", "attn_compressor_")] if ratio else []
         if ratio == 4:
@@ -441,6 +621,7 @@ class Gaps:
 
     def __enter__(self):
         import torch
+
         self.torch, self.orig, self.rows = torch, torch.Tensor.topk, []
         self.orig_f = torch.topk
 
@@ -459,6 +640,7 @@ class Gaps:
         def func(x, k, *a, **kw):
             note(x, k)
             return self.orig_f(x, k, *a, **kw)
+
         torch.Tensor.topk, torch.topk = method, func
         return self
 
@@ -472,13 +654,16 @@ class Gaps:
 
 def hf_full(m, ids):
     import torch
+
     acts = {}
 
     def grab(name, pick):
         def hook(mod, args, out):
             t = pick(out)
             acts[name] = t.detach()[0, -1].float().numpy().copy()
+
         return hook
+
     hs = []
     for i, lay in enumerate(m.model.layers):
         hs.append(lay.register_forward_hook(grab(f"hc_after_{i}", lambda o: o if torch.is_tensor(o) else o[0])))
@@ -497,12 +682,13 @@ def hf_steps(m, ids, chunks=None):
     """Cached decoding: one token per call, or the given chunk lengths."""
     import torch
     from transformers import DynamicCache
+
     cache = DynamicCache(config=m.config)
     outs, pos = [], 0
     chunks = chunks or [1] * len(ids)
     with torch.no_grad():
         for k in chunks:
-            o = m(torch.tensor([ids[pos:pos + k]]), cache=cache, use_cache=True)
+            o = m(torch.tensor([ids[pos : pos + k]]), cache=cache, use_cache=True)
             outs.append(o.logits[0].float().numpy())
             pos += k
     assert pos == len(ids)
@@ -548,7 +734,7 @@ class Ref:
         y = x.copy()
         t = x[..., -n:]
         y[..., -n::2] = t[..., ::2] * cs - t[..., 1::2] * sn
-        y[..., 1 - n::2] = t[..., ::2] * sn + t[..., 1::2] * cs
+        y[..., 1 - n :: 2] = t[..., ::2] * sn + t[..., 1::2] * cs
         return y
 
     def rms(self, x, w=None):
@@ -561,8 +747,8 @@ class Ref:
         b, s = w[p + "_base.weight"], w[p + "_scale.weight"]
         sg = lambda v: 1 / (1 + np.exp(-v))  # noqa: E731
         pre = sg(z[:n] * s[0] + b[:n]) + eps
-        post = 2 * sg(z[n:2 * n] * s[1] + b[n:2 * n])
-        M = (z[2 * n:] * s[2] + b[2 * n:]).reshape(n, n)
+        post = 2 * sg(z[n : 2 * n] * s[1] + b[n : 2 * n])
+        M = (z[2 * n :] * s[2] + b[2 * n :]).reshape(n, n)
         M = np.exp(M - M.max(1, keepdims=True))
         M = M / M.sum(1, keepdims=True) + eps
         M = M / (M.sum(0, keepdims=True) + eps)
@@ -577,12 +763,12 @@ class Ref:
             return x
         y = x.copy()
         for o in range(0, x.shape[-1] - self.c["rot"], 64):
-            b = x[o:o + 64]
+            b = x[o : o + 64]
             s = 2.0 ** np.ceil(np.log2(max(np.abs(b).max(), 1e-4) / 448))
             v = np.clip(b / s, -448, 448)
             e = np.maximum(np.floor(np.log2(np.maximum(np.abs(v), 1e-30))), -6)
             q = 2.0 ** (e - 3)
-            y[o:o + 64] = np.rint(v / q) * q * s
+            y[o : o + 64] = np.rint(v / q) * q * s
         return y
 
     def f16(self, x):
@@ -600,7 +786,7 @@ class Ref:
             st *= 2
         y = y / np.sqrt(n)
         if "fp4" in self.em:
-            grid = np.array([0, .5, 1, 1.5, 2, 3, 4, 6])
+            grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
             b = y.reshape(*x.shape[:-1], n // 32, 32)
             s = 2.0 ** np.ceil(np.log2(np.maximum(np.abs(b).max(-1, keepdims=True), 7e-38) / 6))
             v = np.clip(np.abs(b / s), 0, 6)
@@ -621,7 +807,7 @@ class Ref:
             return
         kv, g = np.stack(s["kv"]), np.stack(s["gate"])
         s["kv"], s["gate"] = [], []
-        if r == 4:                                  # overlapped: previous first halves + current second halves
+        if r == 4:  # overlapped: previous first halves + current second halves
             cur = kv[:, d:], g[:, d:]
             allkv, allg = cur if s["prev"] is None else [np.concatenate(t) for t in zip(s["prev"], cur)]
             s["prev"] = kv[:, :d], g[:, :d]
@@ -639,7 +825,7 @@ class Ref:
         qr = self.rms(w[b + "attn_q_a.weight"] @ x, w[b + "attn_q_a_norm.weight"])
         q = self.rope(self.rms((w[b + "attn_q_b.weight"] @ qr).reshape(-1, D)), pos, comp)
         kv = self.rope(self.rms(w[b + "attn_kv.weight"] @ x, w[b + "attn_kv_a_norm.weight"]), pos, comp)
-        s["raw"] = (s["raw"] + [self.f16(self.e4m3(kv))])[-c["swa"]:]
+        s["raw"] = (s["raw"] + [self.f16(self.e4m3(kv))])[-c["swa"] :]
         rows = list(s["raw"])
         if comp:
             self.compress(s["attn"], x, b + "attn_compressor_", pos)
@@ -653,7 +839,7 @@ class Ref:
                     iq = self.ixround(iq)
                     hw = w[b + "indexer.proj.weight"] @ x / np.sqrt(self.dt(c["ix_heads"] * e))
                     sc = hw @ np.maximum(iq @ np.stack(s["ix"]["out"]).T, 0)
-                    keep = np.sort(np.argsort(-sc, kind="stable")[:c["ix_topk"]])
+                    keep = np.sort(np.argsort(-sc, kind="stable")[: c["ix_topk"]])
                     self.tr[f"ix_sel_{i}"] = keep.astype(np.int32)
                     ent = [ent[k] for k in keep]
             rows += ent
@@ -679,7 +865,7 @@ class Ref:
         if i < c["hash_layers"]:
             sel = w[b + "ffn_gate_tid2eid.weight"][tok]
         else:
-            sel = np.argsort(-(p + w[b + "exp_probs_b.bias"]), kind="stable")[:c["used"]]
+            sel = np.argsort(-(p + w[b + "exp_probs_b.bias"]), kind="stable")[: c["used"]]
         wt = p[sel] / p[sel].sum() * self.dt(c["w_scale"])
         self.tr[f"moe_sel_{i}"], self.tr[f"moe_w_{i}"] = np.array(sel, np.int32), wt.astype(np.float32)
         y = self.mlp(*(w[b + f"ffn_{n}_shexp.weight"] for n in ("gate", "up", "down")), x)
@@ -700,7 +886,10 @@ class Ref:
             y = self.moe(i, self.rms(x, w[b + "ffn_norm.weight"]), tok)
             S = post[:, None] * y + M.T @ S
             self.tr[f"hc_after_{i}"] = S.copy()
-        z = w["output_hc_fn.weight"] @ self.rms(S.reshape(-1)) * w["output_hc_scale.weight"] + w["output_hc_base.weight"]
+        z = (
+            w["output_hc_fn.weight"] @ self.rms(S.reshape(-1)) * w["output_hc_scale.weight"]
+            + w["output_hc_base.weight"]
+        )
         x = (1 / (1 + np.exp(-z)) + self.dt(c["hc_eps"])) @ S
         self.pos += 1
         return w["output.weight"] @ self.rms(x, w["output_norm.weight"])
@@ -738,8 +927,13 @@ def run_case(out, name, c, check):
     with Gaps() as gaps:
         full, acts = hf_full(m, ids)
     keep = kept_positions(c)
-    rep = {"name": name, "tokens": len(ids), "gguf_bytes": os.path.getsize(g), "logit_std": float(full.std()),
-           "smallest_topk_gap": gaps.smallest}
+    rep = {
+        "name": name,
+        "tokens": len(ids),
+        "gguf_bytes": os.path.getsize(g),
+        "logit_std": float(full.std()),
+        "smallest_topk_gap": gaps.smallest,
+    }
     steps = hf_steps(m, ids)
     rep["hf_decode_vs_full"] = diff(steps, full)
     n = len(ids)
@@ -753,7 +947,7 @@ def run_case(out, name, c, check):
         rep[f"ref_{np.dtype(dt).name}_hc_last"] = max(float(np.abs(tr[k] - acts[k]).max()) for k in acts if k in tr)
     rep["argmax_agree"] = float((lg.argmax(1) == full.argmax(1)).mean())
     extra = {k: v for k, v in tr.items() if not k.startswith("hc_after")}
-    for i, s in enumerate(r.st):                     # compressed entries: first 3 and the last
+    for i, s in enumerate(r.st):  # compressed entries: first 3 and the last
         for key, nm in (("attn", "comp"), ("ix", "ixcomp")):
             if key in s and s[key]["out"]:
                 o = s[key]["out"]
@@ -761,8 +955,15 @@ def run_case(out, name, c, check):
                 extra[f"{nm}_last_{i}"] = o[-1].astype(np.float32)
                 extra[f"{nm}_count_{i}"] = np.int32(len(o))
     if not check:
-        np.savez_compressed(z, tokens=np.array(ids, np.int32), positions=keep, logits=full[keep],
-                            logits_last_f64=lg[-1], **acts, **extra)
+        np.savez_compressed(
+            z,
+            tokens=np.array(ids, np.int32),
+            positions=keep,
+            logits=full[keep],
+            logits_last_f64=lg[-1],
+            **acts,
+            **extra,
+        )
     else:
         old = np.load(z)
         rep["stored_vs_now"] = diff(old["logits"], full[keep])
@@ -777,6 +978,7 @@ def main():
     ap.add_argument("--check", action="store_true")
     a = ap.parse_args()
     import torch
+
     torch.manual_seed(0)
     os.makedirs(a.outdir, exist_ok=True)
     for name, c in CASES.items():

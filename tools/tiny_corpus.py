@@ -1,4 +1,5 @@
 """Text from Debian packages, the tokenizer of ds4-tiny, and the encoder used for training and evaluation."""
+
 # ruff: noqa: E501, RUF005, SIM115
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import bz2
@@ -45,13 +46,13 @@ def r_texts(rdb):
     """Character vectors of an R lazy-load database, each joined by newlines."""
     data, idx = open(rdb, "rb").read(), open(rdb[:-1] + "x", "rb").read()
     idx = zlib.decompress(idx, 47)
-    spans = {struct.unpack(">ii", idx[m.end():m.end() + 8]) for m in re.finditer(rb"\0\0\0\x0d\0\0\0\x02", idx)}
+    spans = {struct.unpack(">ii", idx[m.end() : m.end() + 8]) for m in re.finditer(rb"\0\0\0\x0d\0\0\0\x02", idx)}
     for off, size in sorted(spans):
-        buf, lines, pos = r_unpack(data[off:off + size]), [], 0
+        buf, lines, pos = r_unpack(data[off : off + size]), [], 0
         while m := re.compile(rb"\0[\0-\x0f][\0-\xff]\x09").search(buf, pos):
-            n = struct.unpack(">i", buf[m.end():m.end() + 4].rjust(4, b"\xff"))[0]
+            n = struct.unpack(">i", buf[m.end() : m.end() + 4].rjust(4, b"\xff"))[0]
             if 0 <= n < 4000000 and m.end() + 4 + n <= len(buf):
-                lines.append(buf[m.end() + 4:m.end() + 4 + n].decode("utf-8", "replace"))
+                lines.append(buf[m.end() + 4 : m.end() + 4 + n].decode("utf-8", "replace"))
                 pos = m.end() + 4 + n
             else:
                 pos = m.start() + 1
@@ -82,10 +83,12 @@ def fetch(out):
     for t in r_texts(lib + "tokenizers/data/Rdata.rdb"):
         if len(t) > 100000:
             end = t.find("End of Project Gutenberg")
-            open(f"{text}/moby-dick.txt", "w").write(tidy(t[max(t.find("ETYMOLOGY"), 0):end if end > 0 else None]))
-    newton = open(tree + "/usr/share/go-1.19/src/testdata/Isaac.Newton-Opticks.txt", encoding="utf-8", errors="replace").read()
+            open(f"{text}/moby-dick.txt", "w").write(tidy(t[max(t.find("ETYMOLOGY"), 0) : end if end > 0 else None]))
+    newton = open(
+        tree + "/usr/share/go-1.19/src/testdata/Isaac.Newton-Opticks.txt", encoding="utf-8", errors="replace"
+    ).read()
     start, end = newton.find("ADVERTISEMENT"), newton.find("*** END OF")
-    open(f"{text}/opticks.txt", "w").write(tidy(newton[max(start, 0):end if end > 0 else None]))
+    open(f"{text}/opticks.txt", "w").write(tidy(newton[max(start, 0) : end if end > 0 else None]))
     glosses, defs = [], {}
     for kind in ("noun", "verb", "adj"):
         for line in open(f"{tree}/usr/share/wordnet/data.{kind}", encoding="utf-8"):
@@ -113,11 +116,14 @@ def fetch(out):
 # ---------------------------------------------------------------------------
 def build_tokenizer(model, digits=False):
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+
     tok = Tokenizer(model)
     steps = [pre_tokenizers.Split(Regex(s), "isolated") for s in SPLITS]
-    if digits:                        # only while learning merges: never merge two digits
+    if digits:  # only while learning merges: never merge two digits
         steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    tok.pre_tokenizer = pre_tokenizers.Sequence(steps + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        steps + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tok.decoder = decoders.ByteLevel()
     return tok, [AddedToken(s, normalized=False, special=True) for s in SPECIALS]
 
@@ -125,7 +131,11 @@ def build_tokenizer(model, digits=False):
 def tokenizer_file(d):
     """The tokenizer learnt into folder d, or else the one that ds4-tiny was trained with, beside this script."""
     own = os.path.join(d, "tokenizer.json")
-    return own if os.path.exists(own) else os.path.join(os.path.dirname(os.path.abspath(__file__)), "ds4-tiny.tokenizer.json")
+    return (
+        own
+        if os.path.exists(own)
+        else os.path.join(os.path.dirname(os.path.abspath(__file__)), "ds4-tiny.tokenizer.json")
+    )
 
 
 class Encoder:
@@ -133,6 +143,7 @@ class Encoder:
 
     def __init__(self, path):
         from tokenizers import Tokenizer
+
         self.tok = Tokenizer.from_file(path)
         self.tok.encode_special_tokens = True
         self.ids = {s: self.tok.token_to_id(s) for s in SPECIALS}
@@ -154,7 +165,9 @@ class World:
     """Texts and definitions read once."""
 
     def __init__(self, d):
-        self.texts = {os.path.basename(f)[:-4]: open(f, encoding="utf-8").read() for f in sorted(glob.glob(d + "/text/*.txt"))}
+        self.texts = {
+            os.path.basename(f)[:-4]: open(f, encoding="utf-8").read() for f in sorted(glob.glob(d + "/text/*.txt"))
+        }
         p = os.path.join(d, "defs.json")
         self.defs = json.load(open(p)) if os.path.exists(p) else {}
         self.sentences = []

@@ -1,4 +1,5 @@
 """Triton kernels for the hyper-connections of four streams; both names are None where Triton is missing."""
+
 # ruff: noqa: E501
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import torch
@@ -71,7 +72,13 @@ try:
         y = tl.load(y_ptr + t * H + d).to(tl.float32)
         c = c_ptr + t * 16
         for k in tl.static_range(4):
-            o = tl.load(p_ptr + t * 4 + k) * y + tl.load(c + k) * s0 + tl.load(c + 4 + k) * s1 + tl.load(c + 8 + k) * s2 + tl.load(c + 12 + k) * s3
+            o = (
+                tl.load(p_ptr + t * 4 + k) * y
+                + tl.load(c + k) * s0
+                + tl.load(c + 4 + k) * s1
+                + tl.load(c + 8 + k) * s2
+                + tl.load(c + 12 + k) * s3
+            )
             tl.store(o_ptr + t * 4 * H + k * H + d, o)
 
     @triton.jit
@@ -114,7 +121,9 @@ try:
         def backward(ctx, g):
             S, y, post, C = ctx.saved_tensors
             ds, dy, dp, dc = torch.empty_like(S), torch.empty_like(y), torch.empty_like(post), torch.empty_like(C)
-            _mix_bwd[(S.numel() // (4 * S.shape[-1]),)](g.contiguous(), S, y, post, C, ds, dy, dp, dc, H=S.shape[-1], num_warps=2)
+            _mix_bwd[(S.numel() // (4 * S.shape[-1]),)](
+                g.contiguous(), S, y, post, C, ds, dy, dp, dc, H=S.shape[-1], num_warps=2
+            )
             return ds, dy, dp, dc
 except ImportError:
     SinkhornKernel = MixKernel = None

@@ -4,6 +4,7 @@ It computes what `transformers.DeepseekV4ForCausalLM` computes (`export_tiny.py 
 cache, with blocked sliding-window attention, all experts in one matrix product, and with the extra outputs that
 training needs: the indexer's own loss and the router load. Sequence lengths must be multiples of 128.
 """
+
 # ruff: noqa: E501, SIM300
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import math
@@ -13,12 +14,40 @@ import torch.nn.functional as F
 from tiny_kernels import MixKernel, SinkhornKernel
 from torch import nn
 
-USE_KERNEL = True      # train_tiny.check_kernels clears it where the kernels do not work
+USE_KERNEL = True  # train_tiny.check_kernels clears it where the kernels do not work
 
-CONFIG = dict(vocab=1536, hidden=256, heads=8, head_dim=96, rot=32, q_lora=128, o_groups=2, o_lora=64, experts=4, used=2,
-              ff=256, hash_layers=2, swa=64, ix_heads=4, ix_dim=64, ix_topk=32, hc=4, sink_iters=20, rms_eps=1e-6,
-              hc_eps=1e-6, w_scale=1.5, clamp=10.0, theta=10000.0, ctheta=160000.0, yarn=16.0, yarn_ctx=65536,
-              beta_fast=32.0, beta_slow=1.0, ratios=[0, 0, 4, 128, 4, 128], ctx=4096)
+CONFIG = dict(
+    vocab=1536,
+    hidden=256,
+    heads=8,
+    head_dim=96,
+    rot=32,
+    q_lora=128,
+    o_groups=2,
+    o_lora=64,
+    experts=4,
+    used=2,
+    ff=256,
+    hash_layers=2,
+    swa=64,
+    ix_heads=4,
+    ix_dim=64,
+    ix_topk=32,
+    hc=4,
+    sink_iters=20,
+    rms_eps=1e-6,
+    hc_eps=1e-6,
+    w_scale=1.5,
+    clamp=10.0,
+    theta=10000.0,
+    ctheta=160000.0,
+    yarn=16.0,
+    yarn_ctx=65536,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    ratios=[0, 0, 4, 128, 4, 128],
+    ctx=4096,
+)
 
 
 def rms(x, w=None, eps=1e-6):
@@ -69,8 +98,8 @@ def hc_read(S, fn, scale, base, n, hc_eps, rms_eps, norm):
     flat = S.flatten(1)
     z = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + rms_eps)
     pre = torch.sigmoid(z[:, :n] * scale[0] + base[:n]) + hc_eps
-    post = 2 * torch.sigmoid(z[:, n:2 * n] * scale[1] + base[n:2 * n])
-    m = (z[:, 2 * n:] * scale[2] + base[2 * n:]).unflatten(-1, (n, n)).softmax(-1) + hc_eps
+    post = 2 * torch.sigmoid(z[:, n : 2 * n] * scale[1] + base[n : 2 * n])
+    m = (z[:, 2 * n :] * scale[2] + base[2 * n :]).unflatten(-1, (n, n)).softmax(-1) + hc_eps
     return rms((pre[..., None] * S).sum(1), norm, rms_eps), post, m
 
 
@@ -160,7 +189,19 @@ def token_loss(x, head, target, weight):
     return (ce * weight).sum() / weight.sum().clamp(min=1), ce
 
 
-PIECES = ["hc_read", "norm_rope", "turn", "pool", "probs_near", "probs_both", "index_score", "index_loss", "route", "swiglu", "token_loss"]
+PIECES = [
+    "hc_read",
+    "norm_rope",
+    "turn",
+    "pool",
+    "probs_near",
+    "probs_both",
+    "index_score",
+    "index_loss",
+    "route",
+    "swiglu",
+    "token_loss",
+]
 RAW = {k: globals()[k] for k in PIECES}
 
 
@@ -180,12 +221,14 @@ def pooled(x, p, name, ratio, cos, sin, c, dt):
     kv = F.linear(x, p[name + "kv_proj.weight"]).view(B, N, ratio, -1)
     gate = F.linear(x, p[name + "gate_proj.weight"]).view(B, N, ratio, -1)
     ape = p[name + "position_bias"]
-    if ratio == 4:      # first halves of the window before, second halves of this one
+    if ratio == 4:  # first halves of the window before, second halves of this one
         kv = torch.cat([F.pad(kv[..., :D], (0, 0, 0, 0, 1, 0))[:, :-1], kv[..., D:]], 2)
         gate = torch.cat([F.pad(gate[..., :D], (0, 0, 0, 0, 1, 0), value=-1e30)[:, :-1], gate[..., D:]], 2)
         ape = torch.cat([ape[:, :D], ape[:, D:]], 0)
     cos, sin = cos.view(B, T, -1)[:, ::ratio].flatten(0, 1), sin.view(B, T, -1)[:, ::ratio].flatten(0, 1)
-    return pool(kv.flatten(0, 1), gate.flatten(0, 1), ape, p[name + "kv_norm.weight"], cos, sin, c["rms_eps"], dt).view(B, N, D)
+    return pool(kv.flatten(0, 1), gate.flatten(0, 1), ape, p[name + "kv_norm.weight"], cos, sin, c["rms_eps"], dt).view(
+        B, N, D
+    )
 
 
 def attention(x, p, c, ratio, pos, cos, sin, sparse, dt, B):
@@ -195,9 +238,9 @@ def attention(x, p, c, ratio, pos, cos, sin, sparse, dt, B):
     qr = rms(F.linear(x, p["q_a_proj.weight"]), p["q_a_norm.weight"], eps)
     q = norm_rope(F.linear(qr, p["q_b_proj.weight"]).view(X, Hn, D), None, cos, sin, eps, dt)
     kv = norm_rope(F.linear(x, p["kv_proj.weight"])[:, None], p["kv_norm.weight"], cos, sin, eps, dt)
-    nc, scale, sinks, aux = T // W, D ** -0.5, p["sinks"], x.new_zeros((2,))
+    nc, scale, sinks, aux = T // W, D**-0.5, p["sinks"], x.new_zeros((2,))
     cur = kv.view(B, nc, W, D)
-    near = torch.cat([F.pad(cur, (0, 0, 0, 0, 1, 0))[:, :-1], cur], 2)                     # (B, nc, 2W, D)
+    near = torch.cat([F.pad(cur, (0, 0, 0, 0, 1, 0))[:, :-1], cur], 2)  # (B, nc, 2W, D)
     loc = torch.matmul(q.view(B, nc, W * Hn, D), near.transpose(-1, -2)).view(X, Hn, 2 * W)
     if ratio:
         N, xb = T // ratio, x.view(B, T, -1)
@@ -217,7 +260,9 @@ def attention(x, p, c, ratio, pos, cos, sin, sparse, dt, B):
                 kth = score.detach().topk(c["ix_topk"], -1).values[:, -1:]
                 keep = (score.detach() >= kth) | ~sparse
         a, b = probs_both(loc, far, sinks, pos, keep, W, ratio, scale)
-        o = torch.matmul(a.to(dt).view(B, nc, W * Hn, 2 * W), near).view(X, Hn, D) + torch.matmul(b.to(dt).view(B, T * Hn, N), ent).view(X, Hn, D)
+        o = torch.matmul(a.to(dt).view(B, nc, W * Hn, 2 * W), near).view(X, Hn, D) + torch.matmul(
+            b.to(dt).view(B, T * Hn, N), ent
+        ).view(X, Hn, D)
     else:
         a = probs_near(loc, sinks, pos, W, scale)
         o = torch.matmul(a.to(dt).view(B, nc, W * Hn, 2 * W), near).view(X, Hn, D)
@@ -295,7 +340,7 @@ class TinyV4(nn.Module):
             mat(m + "shared_experts.up_proj.weight", Fw, H)
             mat(m + "shared_experts.down_proj.weight", H, Fw, std=out / math.sqrt(Fw))
             if i < c["hash_layers"]:
-                sel = torch.stack([torch.randperm(E, generator=g)[:c["used"]] for _ in range(c["vocab"])])
+                sel = torch.stack([torch.randperm(E, generator=g)[: c["used"]] for _ in range(c["vocab"])])
                 self.register_buffer(f"tid2eid_{i}", sel)
                 self.register_buffer(f"hash_{i}", torch.zeros(c["vocab"], E).scatter_(1, sel, 1.0))
             else:
@@ -313,7 +358,7 @@ class TinyV4(nn.Module):
 
     def sub(self, prefix):
         k = prefix.replace(".", "/")
-        return {n[len(k):].replace("/", "."): v for n, v in self.p.items() if n.startswith(k)}
+        return {n[len(k) :].replace("/", "."): v for n, v in self.p.items() if n.startswith(k)}
 
     def forward(self, ids, sparse=True, hidden_only=False):
         """(B, T) ids -> logits (B, T, vocab) or final states (B * T, H), indexer losses (CSA layers, 2), loads."""
@@ -331,16 +376,25 @@ class TinyV4(nn.Module):
             for part, norm in (("attn", "input_layernorm"), ("ffn", "post_attention_layernorm")):
                 h = self.sub(f"{b}{part}_hc.")
                 with torch.autocast(ids.device.type, enabled=False):
-                    x, post, m = hc_read(S, h["fn"], h["scale"], h["base"], n, c["hc_eps"], c["rms_eps"], self.sub(b + norm)[".weight"])
+                    x, post, m = hc_read(
+                        S, h["fn"], h["scale"], h["base"], n, c["hc_eps"], c["rms_eps"], self.sub(b + norm)[".weight"]
+                    )
                 C = sinkhorn(m, c["sink_iters"], c["hc_eps"])
                 if part == "attn":
-                    y, a = attention(x, self.sub(b + "self_attn."), c, r, pos, *rot["far" if r else "main"], sparse, dt, B)
+                    y, a = attention(
+                        x, self.sub(b + "self_attn."), c, r, pos, *rot["far" if r else "main"], sparse, dt, B
+                    )
                     if r == 4:
                         aux.append(a)
                 else:
                     hashed = i < c["hash_layers"]
-                    y, load = experts(x, self.sub(b + "mlp."), c, None if hashed else getattr(self, f"bias_{i}"),
-                                      getattr(self, f"hash_{i}")[ids] if hashed else None)
+                    y, load = experts(
+                        x,
+                        self.sub(b + "mlp."),
+                        c,
+                        None if hashed else getattr(self, f"bias_{i}"),
+                        getattr(self, f"hash_{i}")[ids] if hashed else None,
+                    )
                     loads.append(load.detach())
                 S = hc_write(S, y, post, C, n)
         h = self.sub("model.hc_head.hc_")
@@ -368,9 +422,14 @@ class TinyV4(nn.Module):
                 v.copy_(torch.as_tensor(state[k.replace("/", ".")]))
             for i in range(len(self.c["ratios"])):
                 if i < self.c["hash_layers"]:
-                    sel = torch.as_tensor(state[f"model.layers.{i}.mlp.gate.tid2eid"]).long().to(getattr(self, f"tid2eid_{i}").device)
+                    sel = (
+                        torch.as_tensor(state[f"model.layers.{i}.mlp.gate.tid2eid"])
+                        .long()
+                        .to(getattr(self, f"tid2eid_{i}").device)
+                    )
                     getattr(self, f"tid2eid_{i}").copy_(sel)
                     getattr(self, f"hash_{i}").zero_().scatter_(1, sel, 1.0)
                 else:
-                    getattr(self, f"bias_{i}").copy_(torch.as_tensor(state[f"model.layers.{i}.mlp.gate.e_score_correction_bias"]))
-
+                    getattr(self, f"bias_{i}").copy_(
+                        torch.as_tensor(state[f"model.layers.{i}.mlp.gate.e_score_correction_bias"])
+                    )

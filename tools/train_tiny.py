@@ -8,6 +8,7 @@
 The learning-rate schedule, the switch from dense to sparse attention and the quantisation-aware tail are all functions
 of elapsed time / --seconds, so the run ends when told and every phase keeps its share.
 """
+
 # ruff: noqa: B905, E501, E741, SIM115
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import argparse
@@ -40,7 +41,10 @@ def worker(data, seed, length, rows, mix, level, queue):
 
 def start_workers(data, seed, length, rows, mix, level, count):
     q = mp.Queue(maxsize=2 * count)
-    ps = [mp.Process(target=worker, args=(data, f"{seed}-{length}-{i}", length, rows, mix, level, q), daemon=True) for i in range(count)]
+    ps = [
+        mp.Process(target=worker, args=(data, f"{seed}-{length}-{i}", length, rows, mix, level, q), daemon=True)
+        for i in range(count)
+    ]
     for p in ps:
         p.start()
     return q, ps
@@ -51,6 +55,7 @@ def start_workers(data, seed, length, rows, mix, level, count):
 # ---------------------------------------------------------------------------
 def q4k_round(w):
     import torch
+
     b = w.reshape(-1, 8, 32)
     lo, hi = b.amin(-1).clamp(max=0), b.amax(-1).clamp(min=0)
     sc, mn = (hi - lo) / 15, -lo
@@ -95,11 +100,17 @@ def check_kernels(M, torch):
             out = M.hc_write(x[1], x[2], x[3], M.sinkhorn(x[0], 20, 1e-6), 4)
             out.backward(g)
             res.append([out.detach()] + [t.grad for t in x])
-        except Exception as e:          # report and go on without
+        except Exception as e:  # report and go on without
             print("kernels:", repr(e)[:800], flush=True)
     good = len(res) == 2 and all(torch.allclose(p, q, rtol=2e-3, atol=1e-4) for p, q in zip(*res))
     M.USE_KERNEL = good
-    print("kernels used:", good, "errors", [(p - q).abs().max().item() for p, q in zip(*res)] if len(res) == 2 else None, flush=True)
+    print(
+        "kernels used:",
+        good,
+        "errors",
+        [(p - q).abs().max().item() for p, q in zip(*res)] if len(res) == 2 else None,
+        flush=True,
+    )
 
 
 class GraphStep:
@@ -108,6 +119,7 @@ class GraphStep:
     def __init__(self, model, shape, device):
         import tiny_model as M
         import torch
+
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.wts = torch.ones(shape, device=device)
         self.sparse = torch.zeros((), dtype=torch.bool, device=device)
@@ -117,7 +129,9 @@ class GraphStep:
             torch._foreach_zero_([p.grad for p in model.parameters()])
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
                 x, aux, loads = model(self.ids[:, :-1], sparse=self.sparse, hidden_only=True)
-                loss, ce = M.token_loss(x, model.p["lm_head/weight"], self.ids[:, 1:].flatten(), self.wts[:, 1:].flatten())
+                loss, ce = M.token_loss(
+                    x, model.p["lm_head/weight"], self.ids[:, 1:].flatten(), self.wts[:, 1:].flatten()
+                )
             (loss + aux[:, 0].mean() + 0.3 * aux[:, 1].mean()).backward()
             return loss.detach(), ce.detach(), aux.detach(), loads
 
@@ -147,6 +161,7 @@ class GraphStep:
 
 def profile(run_step, qs, ql, device, model):
     import torch
+
     for q, name in ((qs, "short"), (ql, "long")):
         ids, wts = q.get()
         ids, wts = torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(wts.astype(np.float32) / 100)
@@ -158,9 +173,20 @@ def profile(run_step, qs, ql, device, model):
             for _ in range(10):
                 run_step(ids, wts, sparse)
             torch.cuda.synchronize()
-            print(name, "sparse" if sparse else "dense", "first", round(t1 - t, 2), "s; then ms", round((time.time() - t1) * 100, 1),
-                  "GB", round(torch.cuda.max_memory_allocated() / 1e9, 1), flush=True)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as prof:
+            print(
+                name,
+                "sparse" if sparse else "dense",
+                "first",
+                round(t1 - t, 2),
+                "s; then ms",
+                round((time.time() - t1) * 100, 1),
+                "GB",
+                round(torch.cuda.max_memory_allocated() / 1e9, 1),
+                flush=True,
+            )
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+        ) as prof:
             run_step(ids, wts, True)
             torch.cuda.synchronize()
         rows = sorted(prof.key_averages(), key=lambda e: -e.self_device_time_total)[:22]
@@ -180,7 +206,9 @@ def main():
     ap.add_argument("--mix-short", default=".25,.25,.1,.4", help="shares of prose, dialog, recall, drill in short rows")
     ap.add_argument("--mix-long", default=".12,.05,.63,.2", help="the same in long rows")
     ap.add_argument("--level-full", type=float, default=0.5, help="progress at which the drills reach full size")
-    ap.add_argument("--long-from", type=float, default=0.12, help="progress from which --long-share holds (a third of it before)")
+    ap.add_argument(
+        "--long-from", type=float, default=0.12, help="progress from which --long-share holds (a third of it before)"
+    )
     ap.add_argument("--lr", type=float, default=2e-3)
     ap.add_argument("--wd", type=float, default=0.1)
     ap.add_argument("--seed", type=int, default=1)
@@ -191,7 +219,7 @@ def main():
     ap.add_argument("--eager", action="store_true", help="do not use torch.compile")
     ap.add_argument("--profile", action="store_true", help="time the steps and stop")
     ap.add_argument("--device", default="cuda")
-    ap.add_argument("--max-steps", type=int, default=10 ** 9)
+    ap.add_argument("--max-steps", type=int, default=10**9)
     ap.add_argument("--log-every", type=int, default=100)
     a = ap.parse_args()
     begin = time.time()
@@ -204,6 +232,7 @@ def main():
 
     import tiny_model as M
     import torch
+
     torch.manual_seed(a.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -215,8 +244,12 @@ def main():
         check_kernels(M, torch)
     decay = [p for p in model.p.values() if p.dim() >= 2]
     plain = [p for p in model.p.values() if p.dim() < 2]
-    opt = torch.optim.AdamW([dict(params=decay, weight_decay=a.wd), dict(params=plain, weight_decay=0.0)],
-                            lr=a.lr, betas=(0.9, 0.95), fused=cuda)
+    opt = torch.optim.AdamW(
+        [dict(params=decay, weight_decay=a.wd), dict(params=plain, weight_decay=0.0)],
+        lr=a.lr,
+        betas=(0.9, 0.95),
+        fused=cuda,
+    )
     quant = [p for n, p in model.p.items() if "/experts/" in n]
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
@@ -278,24 +311,38 @@ def main():
         with torch.no_grad():
             if prog < a.qat_from:
                 for k in names:
-                    getattr(model, f"bias_{k}").add_((0.0005 + 0.004 * (1 - prog)) * torch.sign(M.CONFIG["used"] / M.CONFIG["experts"] - loads[k]))
+                    getattr(model, f"bias_{k}").add_(
+                        (0.0005 + 0.004 * (1 - prog)) * torch.sign(M.CONFIG["used"] / M.CONFIG["experts"] - loads[k])
+                    )
         step += 1
         n_tok += ids.shape[0] * (ids.shape[1] - 1)
-        if t0 is None:                      # progress counts from here: the first step compiles
+        if t0 is None:  # progress counts from here: the first step compiles
             start = t0 = time.time()
             n0 = n_tok
         if step % a.log_every == 0 or step in (1, 2, 5, 20):
             with torch.no_grad():
                 full = (wts[:, 1:] > 0.5).to(a.device)
                 cev = ce.view_as(full)
-                kind = full.float().mean(1) > 0.9                     # prose rows
+                kind = full.float().mean(1) > 0.9  # prose rows
                 ans = full & ~kind[:, None]
-                hist = dict(step=step, long=is_long, sparse=sparse, qat=qat, s=round(time.time() - begin, 1), tok=n_tok, lr=round(lr, 6),
-                            loss=round(loss.item(), 4), prose=round(cev[kind].mean().item(), 3) if kind.any() else None,
-                            ans=round(cev[ans].mean().item(), 4), sure=round((cev[ans] < 0.69).float().mean().item(), 4),
-                            aux=[[round(v, 3) for v in row] for row in aux.tolist()], norm=round(norm.item(), 2),
-                            load=[round(l.min().item(), 2) for l in loads], tps=int((n_tok - n0) / max(1e-9, time.time() - t0)),
-                            q=(qs.qsize(), ql.qsize()))
+                hist = dict(
+                    step=step,
+                    long=is_long,
+                    sparse=sparse,
+                    qat=qat,
+                    s=round(time.time() - begin, 1),
+                    tok=n_tok,
+                    lr=round(lr, 6),
+                    loss=round(loss.item(), 4),
+                    prose=round(cev[kind].mean().item(), 3) if kind.any() else None,
+                    ans=round(cev[ans].mean().item(), 4),
+                    sure=round((cev[ans] < 0.69).float().mean().item(), 4),
+                    aux=[[round(v, 3) for v in row] for row in aux.tolist()],
+                    norm=round(norm.item(), 2),
+                    load=[round(l.min().item(), 2) for l in loads],
+                    tps=int((n_tok - n0) / max(1e-9, time.time() - t0)),
+                    q=(qs.qsize(), ql.qsize()),
+                )
             log.append(hist)
             print(json.dumps(hist), flush=True)
         if time.time() - saved > 150:

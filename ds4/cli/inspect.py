@@ -24,6 +24,11 @@ from ds4.model.traffic import distinct_experts, group_bytes, step_bytes
 from ds4.model.weights import Model
 
 HELP = "show what is in a model file, what a step reads and what memory sessions take"
+EXAMPLE = """\
+examples:
+  ds4 inspect model.gguf
+  ds4 inspect model.gguf --sessions 16 --context 32768 --json
+"""
 
 MAX_SESSIONS, MAX_CONTEXT = 1 << 20, 1 << 30
 _MAX_ROWS = 256
@@ -41,6 +46,7 @@ SPECIAL_TOKENS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLE
     parser.add_argument("file", metavar="FILE", help="a GGUF file; any part of a split model stands for the whole")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.add_argument("--sessions", type=int, default=4, metavar="N", help="sessions to plan for (default 4)")

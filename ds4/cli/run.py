@@ -83,9 +83,7 @@ def run(args: argparse.Namespace) -> int:
         n_sessions = max(1, sum(reply.finish is None for reply in replies))
         with _open_engine(model, args.backend, Limits(sessions=n_sessions, context=context)) as engine:
             params = _sampling(args, is_bundled)
-            together = Together(
-                engine, tokenizer, replies, params=params, max_tokens=args.max_tokens, seed=args.seed
-            )
+            together = Together(engine, tokenizer, replies, params=params, max_tokens=args.max_tokens, seed=args.seed)
             name = str(model.metadata.get("general.name", path.name))
             setting = Setting(str(path), name, is_bundled, engine.backend_name, context)
             was_interrupted = _advance(together, _view(args, together, setting))

@@ -16,11 +16,17 @@ from ds4.model import synth
 from ds4.model.synth_presets import MIXES, PRESETS
 
 HELP = "write a model file with random weights at full shapes, for benchmarks and tests"
+EXAMPLE = """\
+examples:
+  ds4 synth mini mini.gguf
+  ds4 synth flash flash.gguf --sparse
+"""
 
 _PLAIN_STEP = 10  # per cent between two lines of plain progress
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLE
     presets = "; ".join(f"{name}: {preset.meaning}" for name, preset in PRESETS.items())
     parser.add_argument("preset", choices=tuple(PRESETS), help=presets)
     parser.add_argument("out", metavar="OUT", help="the file to write")

@@ -143,9 +143,7 @@ class _Reader:
             plain[whole] = ids[whole]
         return tuple(merges)
 
-    def special(
-        self, ids: Mapping[str, int], types: list[int] | None, plain: Mapping[str, int]
-    ) -> dict[str, int]:
+    def special(self, ids: Mapping[str, int], types: list[int] | None, plain: Mapping[str, int]) -> dict[str, int]:
         for text in protocol.REQUIRED:
             if text not in ids:
                 raise self.bad(f"the special token {text!r} is missing", "tokens")

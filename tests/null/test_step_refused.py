@@ -214,8 +214,15 @@ def test_a_session_of_a_closed_engine():
     a.feed([1, 2])
     engine.close()
     engine.close()
-    for call in (lambda: a.feed([1]), lambda: engine.eval_batch([D(a, 1)]), a.argmax, lambda: a.fork(),
-                 engine.create_session, lambda: a.rewind(0), a.export_state):
+    for call in (
+        lambda: a.feed([1]),
+        lambda: engine.eval_batch([D(a, 1)]),
+        a.argmax,
+        lambda: a.fork(),
+        engine.create_session,
+        lambda: a.rewind(0),
+        a.export_state,
+    ):
         with pytest.raises(ds4.SessionClosedError):
             call()
     assert a.is_closed and a.tokens.tolist() == [1, 2]

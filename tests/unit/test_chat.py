@@ -156,8 +156,6 @@ def test_the_published_texts_are_unchanged() -> None:
     assert hashlib.sha256(tools).hexdigest() == "c7d3159308f7d076bee8974ece110fda1f92f6e577306e602ba2b466b4dcd904"
 
 
-
-
 def test_schemas_follow_the_system_text() -> None:
     tools = f"## Tools{protocol.TOOLS_HEAD.removeprefix('## Tools')}{SCHEMAS}{protocol.TOOLS_TAIL}"
     assert text_of(said("system: S", "user: u"), tools=TOOLS) == f"{BOS}S\n\n{tools}{USER}u{ASSISTANT}</think>"

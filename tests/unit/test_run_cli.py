@@ -275,9 +275,7 @@ def test_model_from_option_and_environment(run: Runner, monkeypatch: pytest.Monk
     assert str(run.opened) == "given.gguf"
 
 
-@pytest.mark.parametrize(
-    ("argv", "temperature"), [([], 0.0), (["-m", "x.gguf"], 1.0), (["--temperature", "0.7"], 0.7)]
-)
+@pytest.mark.parametrize(("argv", "temperature"), [([], 0.0), (["-m", "x.gguf"], 1.0), (["--temperature", "0.7"], 0.7)])
 def test_temperature(run: Runner, argv: list[str], temperature: float) -> None:
     run(*argv, "--top-k", "5", *prompts("a"))
     assert run.engine is not None

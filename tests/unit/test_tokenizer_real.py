@@ -78,7 +78,7 @@ SCRIPTS = [
 CODE = [
     "def f(x):\n    return x ** 2  # square\n\n\nclass A:\n\tpass\n",
     "for (int i = 0; i < n; ++i) { a[i] += b[i]->c::d; }\r\n",
-    'SELECT * FROM "t" WHERE a != \'b\' AND c >= 1.5e-3;',
+    "SELECT * FROM \"t\" WHERE a != 'b' AND c >= 1.5e-3;",
     "https://example.org/a_b?c=%20&d=#e",
     "don't you've I'M",
 ]
