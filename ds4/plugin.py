@@ -1,4 +1,4 @@
-"""Everything a backend author imports: the contract, its records, the hooks and the errors to raise."""
+"""Everything a plugin imports: the contract, its records, the hooks and the errors to raise."""
 
 from ds4.backend.contract import (
     API_VERSION,
@@ -14,9 +14,18 @@ from ds4.backend.contract import (
     StepPlan,
     cache_parts,
 )
-from ds4.backend.hookspecs import ENTRY_POINT_GROUP, hookimpl
+from ds4.backend.hookspecs import ENTRY_POINT_GROUP, PLUGIN_GROUP, RegisterCommand, hookimpl
 from ds4.backend.layout import NONE, PAGE_TOKENS, CacheLayout, LayerLayout
-from ds4.errors import BackendError, BackendUnavailableError, DeviceLostError, MemoryPlanError, UnsupportedModelError
+from ds4.backend.observe import StepRecord
+from ds4.backend.versions import MIN_API_VERSION
+from ds4.errors import (
+    BackendError,
+    BackendUnavailableError,
+    DeviceLostError,
+    Ds4Error,
+    MemoryPlanError,
+    UnsupportedModelError,
+)
 from ds4.model.shape import CSA, HCA, SLIDING, ModelShape
 
 __all__ = [
@@ -25,8 +34,10 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "HCA",
     "LAWS",
+    "MIN_API_VERSION",
     "NONE",
     "PAGE_TOKENS",
+    "PLUGIN_GROUP",
     "SLIDING",
     "Backend",
     "BackendError",
@@ -34,6 +45,7 @@ __all__ = [
     "CacheLayout",
     "Capabilities",
     "DeviceLostError",
+    "Ds4Error",
     "LayerLayout",
     "Limits",
     "MemoryPlan",
@@ -42,8 +54,10 @@ __all__ = [
     "Options",
     "Probe",
     "Progress",
+    "RegisterCommand",
     "Runner",
     "StepPlan",
+    "StepRecord",
     "UnsupportedModelError",
     "cache_parts",
     "hookimpl",
