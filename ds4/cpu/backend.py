@@ -108,9 +108,7 @@ class CpuBackend(Backend):
 class CpuRunner(Runner):
     """A model opened for the CPU kernels. One thread at a time; the engine's lock sees to that."""
 
-    def __init__(
-        self, machine: Machine, model: Model, limits: Limits, options: Options, layout: CacheLayout
-    ) -> None:
+    def __init__(self, machine: Machine, model: Model, limits: Limits, options: Options, layout: CacheLayout) -> None:
         shape, max_rows = model.shape, limits.max_rows or 1
         self.layout = layout
         self._shape = shape
@@ -185,7 +183,9 @@ class CpuRunner(Runner):
         expected = (self.layout.slab_bytes, len(pages), self.layout.page_bytes)
         found = (*slab_bytes.shape, *page_bytes.shape)
         if found != expected:
-            raise StateError("the state has another layout", field="slab and page bytes", expected=expected, found=found)
+            raise StateError(
+                "the state has another layout", field="slab and page bytes", expected=expected, found=found
+            )
         self._slabs[slab] = slab_bytes
         self._pages[list(pages)] = page_bytes
 

@@ -40,7 +40,9 @@ def check_shape(model: Model, options: Options) -> None:
     }
     for where, problem in problems.items():
         if problem:
-            raise UnsupportedModelError(f"the cpu backend cannot run this model: {problem}", file=str(model.path), where=where)
+            raise UnsupportedModelError(
+                f"the cpu backend cannot run this model: {problem}", file=str(model.path), where=where
+            )
 
 
 def _rope_problem(rope_dim: int, head_dim: int, index_dim: int | None) -> str:
