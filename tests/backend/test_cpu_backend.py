@@ -27,7 +27,7 @@ from ds4.errors import (
     TensorError,
     UnsupportedModelError,
 )
-from tests.support.gguf_stub import StubTensor
+from ds4.model.weights import Tensor
 from tests.support.golden import driver, golden, machine_of
 from tests.support.plans import HandPlan, int32s
 from tests.support.reference import hadamard, round_e2m1, round_e4m3
@@ -122,7 +122,7 @@ def test_index_roundings_need_a_power_of_two() -> None:
         open_with(replace(model, shape=replace(model.shape, index_dim=96)), ds4_roundings=True)
 
 
-def changed(name: str, change: Callable[[StubTensor], StubTensor | None]) -> Any:
+def changed(name: str, change: Callable[[Tensor], Tensor | None]) -> Any:
     model = golden("quant-q8").model
     weights = dict(model.weights)
     tensor = change(weights.pop(name))
@@ -233,7 +233,7 @@ def test_calls_out_of_order_are_refused() -> None:
         calls: list[Callable[[], object]] = [
             lambda: runner.encode_batch_shared(plan),
             lambda: runner.encode_token_fallback(plan, 0),
-            lambda: runner.end(plan),
+            lambda: runner.publish(plan),
             lambda: runner.read_logits(plan, out),
         ]
         for call in calls:

@@ -11,8 +11,8 @@ import pytest
 
 from ds4.cpu import _kernels
 from ds4.cpu.loading import iq2_xxs_grid
+from ds4.model.weights import Tensor
 from tests.support.blocks import DTYPES, decode_rows, random_rows
-from tests.support.gguf_stub import StubTensor
 from tests.support.golden import driver, golden
 from tests.support.reference import Reference, decode_all
 
@@ -168,7 +168,7 @@ def test_model_with_this_dtype(dtype: str) -> None:
             continue
         n_rows, n_in = int(np.prod(tensor.shape[:-1])), tensor.shape[-1]
         data = random_rows(dtype, n_rows, n_in, rng, 1.0 if suffix == "token_embd.weight" else 0.06).reshape(-1)
-        weights[name] = StubTensor(name, dtype, tensor.shape, data)
+        weights[name] = Tensor(name, dtype, tensor.shape, data)
     model = replace(case.model, weights=weights)
     tokens = case.tokens[:132]
     expected = Reference(model.shape, decode_all(weights)).run(tokens)
