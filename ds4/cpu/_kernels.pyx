@@ -1,9 +1,11 @@
+# cython: autotestdict=False
 """The door to the C kernels: one Machine per opened model.
 
 A Machine holds the C records (sizes, pointers, the running step) and keeps alive every array they point into. It
 knows no file names, allocates no cache and decides nothing: `ds4.cpu.backend` does.
 """
 
+cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport int32_t, uint8_t, uint16_t
@@ -80,6 +82,8 @@ cdef int poll(void *arg) noexcept nogil:
     return state.stopped
 
 
+@cython.final
+@cython.auto_pickle(False)
 cdef class Machine:
     cdef ds4_run run
     cdef poll_state poll_state

@@ -30,23 +30,27 @@ class Trace:
             np.zeros((shape.n_layers, shape.n_experts_used), dtype=np.float32),
         )
 
+    def _part(self, layer: int, part: int | slice) -> Float32s:
+        values: Float32s = self.values[layer, part]
+        return values
+
     def attn_in(self, layer: int) -> Float32s:
         """float32 [hidden]: mixed input of the attention half, before its norm."""
-        return self.values[layer, 0]
+        return self._part(layer, 0)
 
     def attn_out(self, layer: int) -> Float32s:
-        return self.values[layer, 1]
+        return self._part(layer, 1)
 
     def ffn_in(self, layer: int) -> Float32s:
         """float32 [hidden]: mixed input of the expert half, before its norm."""
-        return self.values[layer, 2]
+        return self._part(layer, 2)
 
     def ffn_out(self, layer: int) -> Float32s:
-        return self.values[layer, 3]
+        return self._part(layer, 3)
 
     def streams(self, layer: int) -> Float32s:
         """float32 [n_streams, hidden]: the streams behind the layer."""
-        return self.values[layer, 4:]
+        return self._part(layer, slice(4, None))
 
     def entries(self, layer: int) -> Int32s | None:
         """int32: the CSA entries that the indexer kept; None when it dropped none."""

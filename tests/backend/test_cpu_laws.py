@@ -238,7 +238,7 @@ def test_cancelled_between_any_two_operations(path: str) -> None:
         session = drive.session()
         drive.feed(session, tokens[:120], 120)
         for n_checks in (1, 2, 7, 12, 20, 33, 48):
-            calls = []
+            calls: list[int] = []
 
             def check(n_checks: int = n_checks, calls: list[int] = calls) -> None:
                 calls.append(1)

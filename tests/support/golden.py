@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +14,31 @@ import numpy.typing as npt
 
 from ds4.backend.contract import Limits, Options
 from ds4.cpu.backend import CpuBackend, CpuRunner
-from tests.support.gguf_stub import load
+from ds4.model.shape import ModelShape
+from ds4.model.weights import Model, Tensor
 from tests.support.plans import Driver
 
 FOLDER = Path(__file__).parents[1] / "golden"
 CASES = ("tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-q4k", "quant-iq2", "quant-q2k")
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """What a backend uses of a Model, in a record that tests can change with dataclasses.replace."""
+
+    path: Path
+    shape: ModelShape
+    weights: Mapping[str, Tensor]
+    metadata: Mapping[str, Any]
+    weight_bytes: int
+
+    @classmethod
+    def open(cls, path: Path) -> OpenModel:
+        model = Model.open(path)  # closing is not needed: the tensors keep the file mapped
+        return cls(model.path, model.shape, dict(model.weights), model.metadata, model.weight_bytes)
+
+    def verify_unchanged(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,7 @@ class Golden:
 @cache
 def golden(name: str) -> Golden:
     with np.load(FOLDER / f"{name}.npz") as values:
-        return Golden(name, load(FOLDER / f"{name}.gguf"), dict(values))
+        return Golden(name, OpenModel.open(FOLDER / f"{name}.gguf"), dict(values))
 
 
 @contextmanager
