@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,21 +107,21 @@ def test_the_session_has_moved_and_the_engine_is_free_when_the_observer_is_calle
 
 
 def test_every_step_is_reported_once_from_its_own_thread(engine: ds4.Engine) -> None:
-    seen: list[tuple[int, int]] = []
-    engine.observe(lambda record: seen.append((record.step, threading.get_ident())))
+    seen: list[tuple[int, str]] = []
+    engine.observe(lambda record: seen.append((record.step, threading.current_thread().name)))
     sessions = [engine.create_session() for _ in range(3)]
 
     def work(session: ds4.Session) -> None:
         for token in range(3, 23):
             session.feed([token])
 
-    threads = [threading.Thread(target=work, args=[session]) for session in sessions]
+    threads = [threading.Thread(target=work, args=[session], name=f"t{i}") for i, session in enumerate(sessions)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(step for step, _ in seen) == list(range(1, 61))
-    assert len({ident for _, ident in seen}) == 3
+    assert Counter(name for _, name in seen) == {"t0": 20, "t1": 20, "t2": 20}
 
 
 # ---------------------------------------------------------------- observers that come, go and fail
