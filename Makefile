@@ -25,7 +25,7 @@ help:
 	@echo "make test    build and run all tests               (ARGS=... for pytest)"
 	@echo "make lint    ruff, mypy, and the type stubs against what was compiled"
 	@echo "make bench   run the benchmarks                    (ARGS=... for each)"
-	@echo "make docs    write docs/api.md from the docstrings"
+	@echo "make docs    write the reference pages of docs/ from the sources"
 	@echo "make clean   remove .venv and everything that was built"
 
 demo: $(BUILT)
@@ -45,6 +45,7 @@ lint: $(BUILT) $(EXTRAS)
 
 docs: $(BUILT)
 	$(PY) tools/docs_api.py
+	$(PY) tools/docs_reference.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info ds4/*.so ds4/cpu/*.so

@@ -43,5 +43,6 @@ def _call(backend: Backend, call: str, run: Callable[[], T]) -> T:
 
 def _require(backend: Backend, call: str, what: str, found: Any, kind: type) -> None:
     if not isinstance(found, kind):
-        shown = f"{what}{type(found).__name__}, not a ds4.plugin.{kind.__name__}"
-        raise BackendError(f"backend {backend.name} returned from {call} {shown}", backend=backend.name)
+        shown, wanted = f"{what}{type(found).__name__}", kind.__name__
+        message = f"backend {backend.name} returned {shown} from {call}, not a ds4.plugin.{wanted}"
+        raise BackendError(message, backend=backend.name)

@@ -25,8 +25,10 @@ def misfit(
     spoken = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
     this = f"this ds4 takes {spoken}"
     if version is None:
-        question = "for which version of the plugin API it was written"
-        return f"{what} does not say {question} ({this}): add api_version = {newest}"
+        return (
+            f"{what} does not say for which version of the plugin API it was written ({this}): "
+            f"add api_version = {newest}"
+        )
     if not isinstance(version, int) or isinstance(version, bool):
         return f"{what} has the api_version {version!r}, which is not a whole number ({this})"
     if oldest <= version <= newest:

@@ -74,9 +74,9 @@ def open_lying(backend: Backend) -> ds4.Engine:
     ("body", "said"),
     [
         ({"open": lambda *_: 1 / 0}, "backend null failed in open: ZeroDivisionError: division by zero"),
-        ({"open": lambda *_: None}, "backend null returned from open NoneType, not a ds4.plugin.Runner"),
+        ({"open": lambda *_: None}, "backend null returned NoneType from open, not a ds4.plugin.Runner"),
         ({"memory_plan": lambda *_: {}["x"]}, "backend null failed in memory_plan: KeyError: 'x'"),
-        ({"memory_plan": lambda *_: 5}, "backend null returned from memory_plan int, not a ds4.plugin.MemoryPlan"),
+        ({"memory_plan": lambda *_: 5}, "backend null returned int from memory_plan, not a ds4.plugin.MemoryPlan"),
     ],
 )
 def test_what_a_backend_raises_or_returns_by_mistake_is_typed(body: dict[str, Any], said: str) -> None:
@@ -93,7 +93,7 @@ def test_a_runner_without_its_records_is_refused(part: str) -> None:
             setattr(runner, part, None)
             return runner
 
-    with pytest.raises(BackendError, match=f"a runner whose {part} (is|are) NoneType"):
+    with pytest.raises(BackendError, match=f"a runner whose {part} (is|are) NoneType from open"):
         open_lying(Liar())
 
 
