@@ -2,7 +2,9 @@
 
 from ds4.backend.contract import (
     API_VERSION,
+    DUTIES,
     LAWS,
+    NUMERICS,
     Backend,
     Capabilities,
     Limits,
@@ -31,11 +33,13 @@ from ds4.model.shape import CSA, HCA, SLIDING, ModelShape
 __all__ = [
     "API_VERSION",
     "CSA",
+    "DUTIES",
     "ENTRY_POINT_GROUP",
     "HCA",
     "LAWS",
     "MIN_API_VERSION",
     "NONE",
+    "NUMERICS",
     "PAGE_TOKENS",
     "PLUGIN_GROUP",
     "SLIDING",
