@@ -89,6 +89,9 @@ class SessionsExhaustedError(Ds4Error):
 class BatchError(Ds4Error, ValueError):
     """A step was refused before anything moved. Data: item (index in the batch), and what the check compares."""
 
+    session: Any = None
+    """The session of that item, where it has one. Not printed and not pickled."""
+
 
 class SessionClosedError(BatchError):
     """The session, or the engine behind it, was closed."""
@@ -115,7 +118,7 @@ class NoLogitsError(Ds4Error):
 
 
 class NumericError(Ds4Error, ArithmeticError):
-    """A session's logits are not usable: NaN, +inf, or every token masked. Data: pos, token, value."""
+    """A session's logits are not usable: NaN, +inf, or every token masked. Data: pos, token, value; item in a step."""
 
 
 class SamplingError(Ds4Error, ValueError):

@@ -18,7 +18,7 @@ float64 and can imitate the extra roundings that the ds4 engine applies.
     python tools/make_golden.py --check     verify existing files only
 """
 
-# ruff: noqa: B905, E501, PIE808
+# ruff: noqa: B905, PIE808
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import argparse
 import json

@@ -1,6 +1,6 @@
 """Text from Debian packages, the tokenizer of ds4-tiny, and the encoder used for training and evaluation."""
 
-# ruff: noqa: E501, RUF005, SIM115
+# ruff: noqa: RUF005, SIM115
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import bz2
 import glob

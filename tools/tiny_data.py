@@ -9,7 +9,7 @@ Everything random is drawn from a `random.Random` handed in by the caller, so a 
 A training document is a list of (text or special token, weight) pieces; `encode` turns it into ids.
 """
 
-# ruff: noqa: E501, RUF005, RUF021, RUF059
+# ruff: noqa: RUF005, RUF021, RUF059
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import json
 import os

@@ -1,6 +1,5 @@
 """Triton kernels for the hyper-connections of four streams; both names are None where Triton is missing."""
 
-# ruff: noqa: E501
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import torch
 

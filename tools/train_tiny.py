@@ -9,7 +9,7 @@ The learning-rate schedule, the switch from dense to sparse attention and the qu
 of elapsed time / --seconds, so the run ends when told and every phase keeps its share.
 """
 
-# ruff: noqa: B905, E501, E741, SIM115
+# ruff: noqa: B905, E741, SIM115
 # The script is kept as it ran when its files were made; the rules above would only reshape it.
 import argparse
 import json

@@ -1,9 +1,11 @@
+# cython: autotestdict=False
 """The door to the C kernels: one Machine per opened model.
 
 A Machine holds the C records (sizes, pointers, the running step) and keeps alive every array they point into. It
 knows no file names, allocates no cache and decides nothing: `ds4.cpu.backend` does.
 """
 
+cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport int32_t, uint8_t, uint16_t
@@ -76,14 +78,17 @@ cdef int poll(void *arg) noexcept nogil:
         return state.stopped
     with gil:
         (<Machine>state.machine)._check()
-    state.next_check = now() + 0.05
+    state.next_check = now() + state.seconds
     return state.stopped
 
 
+@cython.final
+@cython.auto_pickle(False)
 cdef class Machine:
     cdef ds4_run run
     cdef poll_state poll_state
     cdef list keep       # arrays that C pointers point into
+    cdef list writable   # those of them that steps write to
     cdef object plan     # arrays of the running step
     cdef object checker  # plan.check of the running step
     cdef object failure  # what it raised
@@ -92,7 +97,7 @@ cdef class Machine:
 
     def __cinit__(self, shape, layout, *, int max_rows, int context, int threads, bint roundings, freqs):
         cdef ds4_model *m = &self.run.model
-        self.keep = []
+        self.keep, self.writable = [], []
         self.max_rows, self.context = max_rows, context
         m.n_layers, m.hidden, m.vocab = shape.n_layers, shape.hidden, shape.vocab
         m.n_heads, m.head_dim, m.rope_dim, m.q_lora = shape.n_heads, shape.head_dim, shape.rope_dim, shape.q_lora
@@ -114,7 +119,7 @@ cdef class Machine:
         self.run.leaf = find_level(None)
         self.run.n_threads = threads
         self.run.poll, self.run.poll_arg = poll, &self.poll_state
-        self.poll_state.machine = <void *>self
+        self.poll_state.machine, self.poll_state.seconds = <void *>self, 0.05
         self.work_bytes = ds4_work_carve(&self.run, NULL, max_rows, context, threads)
 
     def __dealloc__(self):
@@ -183,33 +188,43 @@ cdef class Machine:
         memcpy(self.run.model.tables.iq2_xxs, &iq2_xxs[0, 0], sizeof(self.run.model.tables.iq2_xxs))
 
     def set_cache(self, uint8_t[:, ::1] slabs, uint8_t[:, ::1] pages):
-        self.keep += [slabs, pages]
+        self.writable += [slabs, pages]
         self.n_slabs, self.n_pages = slabs.shape[0], pages.shape[0]
         self.run.cache.slabs = &slabs[0, 0]
         self.run.cache.pages = &pages[0, 0] if pages.size else NULL
 
     def set_step_buffers(self, int layer, uint8_t[::1] latent, float[::1] comp, float[::1] index_comp):
         cdef ds4_layer *to = self.run.model.layer + layer
-        self.keep += [latent, comp, index_comp]
+        self.writable += [latent, comp, index_comp]
         to.step_latent = &latent[0]
         to.step_comp = &comp[0] if comp.shape[0] else NULL
         to.step_index_comp = &index_comp[0] if index_comp.shape[0] else NULL
 
     def set_work(self, uint8_t[::1] memory):
-        self.keep.append(memory)
+        self.writable.append(memory)
         ds4_work_carve(&self.run, &memory[0], self.max_rows, self.context, self.run.n_threads)
         if self.run.pool == NULL:
             self.run.pool = ds4_pool_new(self.run.n_threads)
         if self.run.pool == NULL:
             raise MemoryError("no memory for the thread pool")
 
+    def memory(self):
+        """Every writable array behind the pointers: cache, step buffers, work buffers (tests fill them with junk)."""
+        return list(self.writable)
+
     def set_level(self, str name):
         """Use a kernel version other than the best one (tests: every version gives the same bits)."""
         self.run.leaf = find_level(name)
 
+    def set_poll_seconds(self, double seconds):
+        """How often a running step asks plan.check whether to go on; 0 asks between all operations."""
+        self.poll_state.seconds = seconds
+
     def set_tap(self, int row, float[:, :, ::1] values, int32_t[:, ::1] selected, int32_t[:, ::1] route,
                 float[:, ::1] route_weight):
         """Copy intermediate values of a row of each coming step into these arrays; row -1 stops it."""
+        if row >= self.max_rows:
+            raise ValueError(f"row {row} is not below max_rows {self.max_rows}")
         self.keep += [values, selected, route, route_weight]
         self.run.tap.row = row
         self.run.tap.values = &values[0, 0, 0] if row >= 0 else NULL
@@ -310,7 +325,7 @@ cdef class Machine:
             raise BackendError("no step has begun", backend="cpu")
         self.failure = None
         self.poll_state.stopped = False
-        self.poll_state.next_check = now() + 0.05
+        self.poll_state.next_check = now() + self.poll_state.seconds
 
     cdef void _check(self) noexcept:
         try:

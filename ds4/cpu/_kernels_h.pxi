@@ -68,6 +68,9 @@ cdef extern from "model.h" nogil:
         const int32_t *logit_rows
     ctypedef struct ds4_work:
         float *logits
+        float *thread_weights
+        int32_t *job_start
+        size_t decode_floats
     ctypedef struct ds4_tap:
         int row
         float *values
@@ -104,6 +107,12 @@ cdef extern from "half.h" nogil:
     float ds4_bf16_to_f32(uint16_t half)
     uint16_t ds4_f32_to_f16(float value)
 
+cdef extern from "matmul.h" nogil:
+    ctypedef struct ds4_job:
+        pass
+    ds4_job ds4_plain_job(ds4_mat mat, const float *x, float *y, int n_rows)
+    int ds4_matmul(ds4_run *run, const ds4_job *jobs, int n_jobs)
+
 cdef extern from "rope.h" nogil:
     void ds4_rope_angles(const double *freq, int n_pairs, int pos, float *cos_out, float *sin_out)
 
@@ -114,5 +123,5 @@ cdef extern from "round.h" nogil:
 
 cdef struct poll_state:
     void *machine
-    double next_check
+    double next_check, seconds
     int stopped

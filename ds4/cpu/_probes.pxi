@@ -37,6 +37,34 @@ def weigh(const float[:, ::1] rows, const float[:, ::1] weight, float[:, ::1] y,
     find_level(level).weigh(rp, rows.shape[0], wp, y.shape[0], rows.shape[1], yp)
 
 
+cdef int never(void *arg) noexcept nogil:
+    return 0
+
+
+def multiply(str dtype, const uint8_t[:, ::1] w, const float[:, ::1] x, float[:, ::1] y,
+             const float[:, ::1] iq2_xxs, int threads=1, str level=None):
+    """y = x @ w.T with w, uint8 [n_out, row bytes], in its file format: the product that a step uses."""
+    cdef size_t decode_floats = 4 * ((x.shape[1] + 15) // 16 * 16)
+    cdef int32_t[::1] job_start = memoryview(bytearray(8)).cast("i")
+    cdef float[::1] room = memoryview(bytearray(4 * decode_floats * threads)).cast("f")
+    cdef ds4_run *run = <ds4_run *>PyMem_Calloc(1, sizeof(ds4_run))
+    cdef ds4_mat mat
+    cdef ds4_job job
+    if run == NULL:
+        raise MemoryError("no memory for a run")
+    try:
+        memcpy(run.model.tables.iq2_xxs, &iq2_xxs[0, 0], sizeof(run.model.tables.iq2_xxs))
+        mat.data, mat.row_bytes, mat.dtype, mat.n_in, mat.n_out = &w[0, 0], w.shape[1], DTYPES[dtype], x.shape[1], w.shape[0]
+        run.leaf, run.poll, run.n_threads = find_level(level), never, threads
+        run.work.decode_floats, run.work.thread_weights, run.work.job_start = decode_floats, &room[0], &job_start[0]
+        run.pool = ds4_pool_new(threads)
+        job = ds4_plain_job(mat, &x[0, 0], &y[0, 0], x.shape[0])
+        ds4_matmul(run, &job, 1)
+    finally:
+        ds4_pool_free(run.pool)
+        PyMem_Free(run)
+
+
 def f16_to_f32(const uint16_t[::1] halves, float[::1] out):
     cdef Py_ssize_t i
     for i in range(halves.shape[0]):

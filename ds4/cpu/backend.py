@@ -33,6 +33,7 @@ from ds4.cpu.checks import check_options, check_shape
 from ds4.cpu.loading import bind_weights
 from ds4.cpu.rotary import frequencies
 from ds4.cpu.threads import default_threads
+from ds4.cpu.trace import Trace
 from ds4.errors import BackendError, MemoryPlanError, StateError
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class CpuRunner(Runner):
     def __init__(self, machine: Machine, model: Model, limits: Limits, options: Options, layout: CacheLayout) -> None:
         shape, max_rows = model.shape, limits.max_rows or 1
         self.layout = layout
+        self._shape = shape
         self.capabilities = Capabilities(
             max_rows=max_rows,
             weight_dtypes=frozenset(DTYPES),
@@ -159,6 +161,13 @@ class CpuRunner(Runner):
 
     def abort(self, plan: StepPlan) -> None:
         self._check_open().forget()
+
+    def trace_row(self, row: int) -> Trace:
+        """Arrays that every coming step on the shared path fills with what it computed for `row`; -1 stops it."""
+        machine = self._check_open()
+        trace = Trace.empty(self._shape, row)
+        machine.set_tap(row, trace.values, trace.selected, trace.route, trace.route_weight)
+        return trace
 
     # ------------------------------------------------------------ state
 

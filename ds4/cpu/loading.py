@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import gguf
 import numpy as np
 
-from ds4.backend.contract import Float32s, Progress
+from ds4.backend.contract import Bytes, Float32s, Progress
 from ds4.cpu import roles
 from ds4.cpu._kernels import DTYPES, Machine, decode_row
 from ds4.errors import TensorError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def iq2_xxs_grid() -> Float32s:
     """float32 [256, 8]: the magnitudes of the IQ2_XXS format, from gguf-py."""
-    gguf.quants.IQ2_XXS.init_grid()
+    gguf.quants.IQ2_XXS.init_grid()  # type: ignore[no-untyped-call]
     return np.ascontiguousarray(np.asarray(gguf.quants.IQ2_XXS.grid, dtype=np.float32).reshape(256, 8))
 
 
@@ -76,13 +76,14 @@ class Binder:
             decode_row(tensor.dtype, data, row, self.grid)
         return out.reshape(-1)
 
-    def hash_table(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def hash_table(self, name: str) -> Bytes:
         shape = self.model.shape
         tensor = self.take(name, (shape.vocab, shape.n_experts_used), frozenset({"I32"}))
         ids = np.frombuffer(tensor.data, dtype="<i4")
         if ids.min() < 0 or ids.max() >= shape.n_experts:
             raise self._error(name, f"expert ids below {shape.n_experts}", f"{ids.min()} to {ids.max()}")
-        return tensor.data
+        data: Bytes = tensor.data
+        return data
 
 
 def bind_weights(machine: Machine, model: Model, progress: Progress | None = None) -> None:

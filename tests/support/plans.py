@@ -122,6 +122,7 @@ class Driver:
         self.runner.end(plan)
         out = np.full((len(plan.logit_rows), self.vocab), np.nan, dtype=np.float32)
         self.runner.read_logits(plan, out)
+        self.runner.publish(plan)
         for session, tokens in items:
             session.tokens.extend(tokens)
         return out
