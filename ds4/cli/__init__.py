@@ -22,7 +22,7 @@ from typing import TextIO
 from ds4.errors import BackendWarning, Ds4Error, PluginWarning
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
-    {name: f"ds4.cli.{name}" for name in ("run", "inspect", "synth", "backends")}
+    {name: f"ds4.cli.{name}" for name in ("run", "inspect", "synth", "backends", "plugin")}
 )
 """Command names and their modules."""
 
