@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from rich.markup import escape
 
 from ds4.backend.contract import API_VERSION, LAWS, Backend, Capabilities, Limits, Progress
-from ds4.backend.loading import said
 from ds4.backend.registry import BackendEntry, Registry
 from ds4.cli._plugin_bench import PEER, Measure, measure
 from ds4.data import bundled_model
@@ -98,7 +97,7 @@ def check(name: str, *, full: bool = False, progress: Progress | None = None) ->
         try:
             return work()
         except Exception as exc:
-            problems.append(f"{what} raised {said(exc)}")
+            problems.append(f"{what} raised {_said(exc)}")
             return None
 
     capabilities = attempt("opening the bundled model", lambda: _capabilities(backend))
@@ -116,6 +115,11 @@ def check(name: str, *, full: bool = False, progress: Progress | None = None) ->
         benchmark=measures or (),
         problems=tuple(problems),
     )
+
+
+def _said(exc: Exception) -> str:
+    text = " ".join(str(exc).split())
+    return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
 def _capabilities(backend: Backend) -> Capabilities:

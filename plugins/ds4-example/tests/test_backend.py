@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import ds4
-import ds4.data
 import pytest
+from ds4.testing import models
 
 from ds4_example import backend
 
-LIMITS = ds4.Limits(sessions=1, context=256)
-
-
-def ask(question: str) -> str:
-    with ds4.Engine.open(ds4.data.bundled_model(), "example", LIMITS) as engine:
-        tokenizer = engine.tokenizer
-        session = engine.create_session()
-        session.feed(tokenizer.encode_chat([{"role": "user", "content": question}]))
-        answer: list[int] = []
-        while (token := session.argmax()) != tokenizer.eos_id and len(answer) < 30:
-            answer.append(token)
-            session.feed([token])
-        return tokenizer.decode(answer)
-
 
 def test_it_answers() -> None:
-    assert ask("What is 12 + 7?") == "12 + 7 = 19."
+    command = [sys.executable, "-m", "ds4", "run", "--backend", "example", "-p", "What is 12 + 7?"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "12 + 7 = 19." in done.stdout
 
 
 def test_auto_does_not_take_it() -> None:
@@ -33,6 +24,7 @@ def test_auto_does_not_take_it() -> None:
 
 
 def test_a_model_with_too_many_weights_is_refused_with_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "MOST_WEIGHT_BYTES", 1_000_000)
-    with pytest.raises(ds4.MemoryPlanError, match="at most 1 MB of them. This one would need weights as float32"):
-        ds4.Engine.open(ds4.data.bundled_model(), "example", LIMITS)
+    monkeypatch.setattr(backend, "MOST_WEIGHT_BYTES", 1000)
+    with pytest.raises(ds4.MemoryPlanError, match="This one would need weights as float32") as refused:
+        ds4.Engine.open(models.model_path(models.model_names()[0]), "example", ds4.Limits(sessions=1, context=256))
+    assert refused.value.needed > refused.value.available == 1000
