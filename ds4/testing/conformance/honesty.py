@@ -81,7 +81,8 @@ def export_has_the_layouts_sizes(bench: Bench, model: str) -> None:
         ):
             found = (array.dtype, array.shape)
             require(
-                found == (np.uint8, shape), f"export_state: {name} must be uint8 {list(shape)}, not {found[0]} {list(found[1])}"
+                found == (np.uint8, shape),
+                f"export_state: {name} must be uint8 {list(shape)}, not {found[0]} {list(found[1])}",
             )
         before = state.slab.tobytes(), state.pages.tobytes()
         session.feed(models.text(model, 1, 40))
@@ -100,7 +101,9 @@ def undeclared_dtypes_are_refused(bench: Bench, model: str) -> None:
     for dtype in missing:
         if dtype != "F32":
             name = models.DTYPE_PREFIX + dtype
-            _refused(lambda name=name: Engine.open(bench.model(name), bench.backend), f"a model with {dtype} matrices", dtype)
+            _refused(
+                lambda name=name: Engine.open(bench.model(name), bench.backend), f"a model with {dtype} matrices", dtype
+            )
 
 
 @check(AREA)
@@ -109,11 +112,17 @@ def undeclared_options_are_refused(bench: Bench, model: str) -> None:
     known = bench.capabilities
     missing = [dtype for dtype in ITEM_BYTES if dtype not in known.cache_dtypes]
     for dtype in missing:
-        _refused(lambda dtype=dtype: Engine.open(bench.model(model), bench.backend, cache_dtype=dtype), f"cache_dtype={dtype!r}", dtype)
+        _refused(
+            lambda dtype=dtype: Engine.open(bench.model(model), bench.backend, cache_dtype=dtype),
+            f"cache_dtype={dtype!r}",
+            dtype,
+        )
     if not known.ds4_roundings:
         name = ROUNDABLE if models.dtypes_of(ROUNDABLE) <= known.weight_dtypes else model
         _refused(
-            lambda: Engine.open(bench.model(name), bench.backend, ds4_roundings=True), "ds4_roundings=True", "ds4_roundings"
+            lambda: Engine.open(bench.model(name), bench.backend, ds4_roundings=True),
+            "ds4_roundings=True",
+            "ds4_roundings",
         )
     elif not missing:
         raise NotApplicable("every option is declared")

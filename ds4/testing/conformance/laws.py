@@ -35,7 +35,9 @@ def together_equals_alone(bench: Bench, model: str) -> None:
         rng = np.random.default_rng(seed)
         with trial(bench, model, max_rows=int(rng.choice([20, 96]))) as run:
             actors = [*_disorder(run), *(run.actor(k) for k in range(8))]
-            ends = rng.choice([1, 3, 5, 16, 17, 33, 64, 90, 129, 131, 200, 258][: 8 if bench.short else 12], len(actors))
+            ends = rng.choice(
+                [1, 3, 5, 16, 17, 33, 64, 90, 129, 131, 200, 258][: 8 if bench.short else 12], len(actors)
+            )
             while True:
                 room, batch = run.engine.limits.max_rows or 0, []
                 for k in rng.permutation(len(actors)).tolist():

@@ -57,7 +57,9 @@ def run(
             if progress is not None:
                 progress(f"{case.check.area}: {case.name}", done, len(chosen))
             if blocked is not None and case.check.area != "lifecycle":
-                outcomes.append(Outcome(case.check.area, case.name, "skipped", 0.0, "not run: the backend does not open"))
+                outcomes.append(
+                    Outcome(case.check.area, case.name, "skipped", 0.0, "not run: the backend does not open")
+                )
             else:
                 outcomes.append(outcome(bench, case))
         if blocked is not None:
