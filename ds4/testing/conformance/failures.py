@@ -162,7 +162,7 @@ def failing_export_and_import(bench: Bench, model: str) -> None:
         run.step([(a, 40), (b, 20)])
         runner, before = faulty_runner(run), photo(run, [a, b])
         runner.fail("export_state", Injected())
-        expect(Injected, a.session.export_state, "a failure in export_state")
+        expect(StepError, a.session.export_state, "a failure in export_state")
         state = a.session.export_state()
         for after in (False, True):
             runner.fail("import_state", Injected(), after=after)
