@@ -121,6 +121,10 @@ cdef extern from "round.h" nogil:
     void ds4_round_index(float *row, int n)
     void ds4_round_half(float *row, int n)
 
+cdef extern from "vec.h" nogil:
+    float ds4_sqrt_softplus(float v)
+    float ds4_swiglu(float gate, float up, float limit)
+
 cdef struct poll_state:
     void *machine
     double next_check, seconds

@@ -87,6 +87,14 @@ def rope_angles(const double[::1] freq, int pos, float[::1] cos_out, float[::1] 
     ds4_rope_angles(&freq[0], freq.shape[0], pos, &cos_out[0], &sin_out[0])
 
 
+def sqrt_softplus(float v):
+    return ds4_sqrt_softplus(v)
+
+
+def swiglu(float gate, float up, float limit):
+    return ds4_swiglu(gate, up, limit)
+
+
 def round_latent(float[::1] row, int n_plain):
     ds4_round_latent(&row[0], row.shape[0], n_plain)
 
