@@ -38,19 +38,29 @@ class Engine:
         self.limits, self.memory_plan = plan_memory(backend, model, self.limits, self.options)
         self.backend_name = backend.name
         self._owns_model = owns_model
+        force_fallback: bool = env.read("DS4_FORCE_FALLBACK")
         self.runner: Runner = backend.open(model, self.limits, self.options)
-        self.core = EngineCore(
+        try:
+            self.core = self._make_core(force_fallback)
+        except BaseException:
+            self.runner.close()
+            raise
+
+    def _make_core(self, force_fallback: bool) -> EngineCore:
+        limits = self.limits
+        assert limits.max_rows is not None and limits.pages is not None  # filled in by plan_memory
+        return EngineCore(
             self,
             self.runner,
-            backend_name=backend.name,
-            vocab=model.shape.vocab,
-            sessions=self.limits.sessions,
-            context=self.limits.context,
-            max_rows=self.limits.max_rows,
-            pages=self.limits.pages,
-            rewind=self.limits.rewind,
+            backend_name=self.backend_name,
+            vocab=self.shape.vocab,
+            sessions=limits.sessions,
+            context=limits.context,
+            max_rows=limits.max_rows,
+            pages=limits.pages,
+            rewind=limits.rewind,
             make_key=self._state_key,
-            force_fallback=env.read("DS4_FORCE_FALLBACK"),
+            force_fallback=force_fallback,
         )
 
     @classmethod

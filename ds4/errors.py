@@ -56,6 +56,11 @@ class TensorError(ModelFormatError):
     """A tensor is missing, has the wrong shape or the wrong dtype. Data: file, tensor, expected, found."""
 
 
+class OutputError(Ds4Error):
+    """A file cannot be written: it exists, its folder does not, or the disk is too full (then also needed, free, in
+    bytes). Data: file."""
+
+
 # ---------------------------------------------------------------- text
 
 
@@ -84,6 +89,9 @@ class SessionsExhaustedError(Ds4Error):
 class BatchError(Ds4Error, ValueError):
     """A step was refused before anything moved. Data: item (index in the batch), and what the check compares."""
 
+    session: Any = None
+    """The session of that item, where it has one. Not printed and not pickled."""
+
 
 class SessionClosedError(BatchError):
     """The session, or the engine behind it, was closed."""
@@ -110,7 +118,7 @@ class NoLogitsError(Ds4Error):
 
 
 class NumericError(Ds4Error, ArithmeticError):
-    """A session's logits are not usable: NaN, +inf, or every token masked. Data: pos, token, value."""
+    """A session's logits are not usable: NaN, +inf, or every token masked. Data: pos, token, value; item in a step."""
 
 
 class SamplingError(Ds4Error, ValueError):
@@ -158,3 +166,7 @@ class PluginWarning(UserWarning):
 
 class BackendWarning(UserWarning):
     """A backend does what was asked, but not in the way that was hoped for."""
+
+
+class TextWarning(UserWarning):
+    """A prompt is rendered, but not in the thinking mode that was asked for."""

@@ -50,7 +50,7 @@ def require_same(expected: StateKey, found: StateKey) -> None:
             else:
                 name = field.name
             raise StateError(
-                f"this session state does not fit the engine: {name} differs; compute the session again from its tokens",
+                f"this session state does not fit the engine: {name} differs; feed the session's tokens again instead",
                 field=name,
                 expected=want,
                 found=have,

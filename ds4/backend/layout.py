@@ -81,9 +81,7 @@ class CacheLayout:
                 index_comp, slab = take(slab, comp_ring * 2 * 2 * shape.index_dim * 4)
                 index_keys, page = take(page, per_page * shape.index_dim * item)
                 step += 2 * 2 * shape.index_dim * 4
-            layers.append(
-                LayerLayout(ratio, comp_ring, width, latent, comp, index_comp, entries, index_keys, per_page)
-            )
+            layers.append(LayerLayout(ratio, comp_ring, width, latent, comp, index_comp, entries, index_keys, per_page))
         return cls(
             cache_dtype, shape.window, rewind, ring, shape.head_dim, shape.index_dim, slab, page, step, tuple(layers)
         )

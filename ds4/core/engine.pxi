@@ -6,6 +6,12 @@
 # Up to "busy" without the engine's lock, marking the sessions as ours; the marks keep everything else still.
 
 
+cdef object about(object error, object session):
+    """The error, saying whose it is."""
+    error.session = session
+    return error
+
+
 @cython.final
 cdef class EngineCore:
     """The core's side of an engine: its sessions' memory, its step plan and its lock."""
@@ -67,22 +73,25 @@ cdef class EngineCore:
         for i in range(n):
             session = sessions[i]
             if session.core is not self:
-                raise BatchError("session belongs to another engine", item=i)
+                raise about(BatchError("session belongs to another engine", item=i), session)
         self.require_alive()
         for i in range(n):
             session = sessions[i]
             if session.closed:
-                raise SessionClosedError("session is closed; create another with engine.create_session()", item=i)
+                raise about(
+                    SessionClosedError("session is closed; create another with engine.create_session()", item=i),
+                    session)
         for i in range(n):
             session = sessions[i]
             if session.faulted and not faulted_too:
                 raise NumericError(
-                    f"session {i} of the call had unusable logits; rewind or invalidate it first",
-                    pos=session.n_tokens, token=-1, value=float("nan"))
+                    "the session had unusable logits; rewind or invalidate it first",
+                    item=i, pos=session.n_tokens, token=-1, value=float("nan"))
         for i in range(n):
             session = sessions[i]
             if session.stamp:
-                raise SessionBusyError("another call is using the session; wait until it has returned", item=i)
+                raise about(
+                    SessionBusyError("another call is using the session; wait until it has returned", item=i), session)
         self.last_stamp += 1
         for i in range(n):
             session = sessions[i]
@@ -94,7 +103,7 @@ cdef class EngineCore:
         for session in sessions:
             session.stamp = 0
 
-    cdef object checked_tokens(self, object tokens, Py_ssize_t item):
+    cdef object checked_tokens(self, object tokens, Py_ssize_t item, object session):
         """Token ids as a contiguous int32 array, or BatchError naming the first bad one."""
         try:
             ids = np.asarray(tokens)
@@ -103,48 +112,53 @@ cdef class EngineCore:
         if ids.ndim == 1 and ids.size == 0 and ids.dtype != object:
             return np.empty(0, np.int32)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise BatchError("tokens must be a flat sequence of token ids (whole numbers)", item=item,
-                             found=f"{type(tokens).__name__} as {ids.dtype} {list(ids.shape)}")
+            raise about(BatchError("tokens must be a flat sequence of token ids (whole numbers)", item=item,
+                                   found=f"{type(tokens).__name__} as {ids.dtype} {list(ids.shape)}"), session)
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocab:
             at = int(np.argmax((ids < 0) | (ids >= self.vocab)))
-            raise BatchError("token is out of range", item=item, at=at, token=int(ids[at]), vocab=self.vocab)
+            raise about(BatchError("token is out of range", item=item, at=at, token=int(ids[at]), vocab=self.vocab),
+                        session)
         return np.ascontiguousarray(ids, np.int32)
 
-    cdef int checked_token(self, object token, Py_ssize_t item) except -1:
+    cdef int checked_token(self, object token, Py_ssize_t item, object session) except -1:
         cdef int64_t value = -1
         try:
             value = token.__index__()
         except AttributeError:
-            raise BatchError("token is not a whole number", item=item, token=token) from None
+            raise about(BatchError("token is not a whole number", item=item, token=token), session) from None
         except OverflowError:
             pass
         if not 0 <= value < self.vocab:
-            raise BatchError("token is out of range", item=item, token=token, vocab=self.vocab)
+            raise about(BatchError("token is out of range", item=item, token=token, vocab=self.vocab), session)
         return <int>value
+
+    cdef int check_context(self, Session session, Py_ssize_t item, Py_ssize_t start, Py_ssize_t n) except -1:
+        if start + n > self.context:
+            raise about(ContextLimitError(
+                f"the session would hold {start + n} tokens; its context is {self.context}. Shorten the text, or open "
+                "the engine with a larger Limits(context=...)",
+                item=item, pos=start, tokens=n, context=self.context), session)
+        return 0
 
     cdef int check_room(self, Session session, Py_ssize_t start, Py_ssize_t n) except -1:
         """Context and pages for n more tokens from position `start` <= pos on (what is behind it being given up)."""
         cdef Py_ssize_t i, first = pages_for(start), free = self.cache.n_free_pages
         cdef Py_ssize_t need = pages_for(start + n) - first
-        if start + n > self.context:
-            raise ContextLimitError(
-                f"the session would hold {start + n} tokens; its context is {self.context}. Shorten the text, or open "
-                "the engine with a larger Limits(context=...)",
-                item=0, pos=start, tokens=n, context=self.context)
+        self.check_context(session, 0, start, n)
         for i in range(first, session.n_pages):
             if self.cache.page_refs[session.page_ids[i]] == 1:
                 free += 1
         if n and start % PAGE and self.cache.page_refs[session.page_ids[first - 1]] > 1:
             need += 1
         if need > free:
-            self.raise_exhausted(0, need, free)
+            self.raise_exhausted(0, session, need, free)
         return 0
 
-    cdef int raise_exhausted(self, Py_ssize_t item, Py_ssize_t need, Py_ssize_t free) except -1:
-        raise PagesExhaustedError(
+    cdef int raise_exhausted(self, Py_ssize_t item, object session, Py_ssize_t need, Py_ssize_t free) except -1:
+        raise about(PagesExhaustedError(
             f"the step needs {need} more pages of {PAGE} tokens and {free} are free. Close or shorten a session, or "
             "open the engine with larger Limits(pages=...) or Limits(memory=...)",
-            item=item, needed=need, free=free, pages=self.cache.n_pages)
+            item=item, needed=need, free=free, pages=self.cache.n_pages), session)
 
     # ------------------------------------------------------------ the public steps
 
@@ -166,7 +180,7 @@ cdef class EngineCore:
         self.claim(sessions, False)
         try:
             for i in range(len(tokens)):
-                tokens[i] = self.checked_tokens(tokens[i], i)
+                tokens[i] = self.checked_tokens(tokens[i], i, sessions[i])
             self.run(sessions, tokens, False)
         finally:
             self.unclaim(sessions)
@@ -189,9 +203,9 @@ cdef class EngineCore:
         self.claim(sessions, False)
         try:
             for i in range(n_decode):
-                tokens[i] = self.checked_token(tokens[i], i)
+                tokens[i] = self.checked_token(tokens[i], i, sessions[i])
             if prompt is not None:
-                tokens[n_decode] = self.checked_tokens(prompt, n_decode)
+                tokens[n_decode] = self.checked_tokens(prompt, n_decode, prefill_session)
             self.run(sessions, tokens, False)
         finally:
             self.unclaim(sessions)
@@ -226,27 +240,23 @@ cdef class EngineCore:
         cdef const int32_t[::1] view
         for i in range(n):
             if not isinstance(tokens[i], int) and len(tokens[i]) == 0:
-                raise BatchError("item brings no tokens", item=i)
+                raise about(BatchError("item brings no tokens", item=i), sessions[i])
             session = sessions[i]
             session.item = -1
         for i in range(n):
             session = sessions[i]
             if session.item >= 0:
-                raise BatchError("session is already in this batch", item=i, first=session.item)
+                raise about(BatchError("session is already in this batch", item=i, first=session.item), session)
             session.item = <int>i
         for i in range(n):
             session = sessions[i]
             count = 1 if isinstance(tokens[i], int) else len(tokens[i])
-            if session.n_tokens + count > self.context:
-                raise ContextLimitError(
-                    f"the session would hold {session.n_tokens + count} tokens; its context is {self.context}. Shorten "
-                    "the text, or open the engine with a larger Limits(context=...)",
-                    item=i, pos=session.n_tokens, tokens=count, context=self.context)
+            self.check_context(session, i, session.n_tokens, count)
         for i in range(n):
             row += 1 if isinstance(tokens[i], int) else len(tokens[i])
             if row > self.max_rows:
-                raise BatchError("the batch has more rows than one step takes; split it", item=i, rows=row,
-                                 max_rows=self.max_rows)
+                raise about(BatchError("the batch has more rows than one step takes; split it", item=i, rows=row,
+                                       max_rows=self.max_rows), sessions[i])
         plan.clear()
         row = 0
         for i in range(n):
@@ -287,7 +297,7 @@ cdef class EngineCore:
                 need += 1
             need += pages_for(end) - session.n_pages
             if need > cache.n_free_pages:
-                self.raise_exhausted(i, need, cache.n_free_pages)
+                self.raise_exhausted(i, session, need, cache.n_free_pages)
         cdef list cows = []
         for i in range(plan.n_items):
             session = sessions[i]
@@ -441,7 +451,7 @@ cdef class EngineCore:
             raise StateError("not a ds4.SessionState", field="state", expected="SessionState", found=type(state).__name__)
         key = self.state_key()
         require_same(key, state.key)
-        ids = self.checked_tokens(state.tokens, 0)
+        ids = self.checked_tokens(state.tokens, 0, None)
         n = <int>len(ids)
         if n > self.context:
             raise ContextLimitError(f"the state holds {n} tokens; this engine's context is {self.context}", item=0,
@@ -458,7 +468,7 @@ cdef class EngineCore:
         with self.lock:
             self.require_alive()
             if pages_for(n) > self.cache.n_free_pages:
-                self.raise_exhausted(0, pages_for(n), self.cache.n_free_pages)
+                self.raise_exhausted(0, None, pages_for(n), self.cache.n_free_pages)
             session = Session(self, state.seed)
             session.seed_given = state.seed_given
             for i in range(<int>pages_for(n)):

@@ -296,7 +296,7 @@ cdef class Session:
             raise BatchError('logits must be "last" or "all"', logits=logits)
         self.core.claim([self], False)
         try:
-            return self.feed_claimed(self.core.checked_tokens(tokens, 0), logits == "all", progress, cancel)
+            return self.feed_claimed(self.core.checked_tokens(tokens, 0, self), logits == "all", progress, cancel)
         finally:
             self.stamp = 0
 
@@ -327,7 +327,7 @@ cdef class Session:
         cdef Py_ssize_t common = 0, n
         cdef int32_t[::1] view
         try:
-            ids = self.core.checked_tokens(tokens, 0)
+            ids = self.core.checked_tokens(tokens, 0, self)
             n = len(ids)
             if n == 0:
                 self.empty()

@@ -47,13 +47,14 @@ def test_together_equals_alone(case, ds4_backend, alone, data):
     """1..16 sessions at any positions, in any order and page placement, decoding and prefilling in mixed steps."""
     n = data.draw(st.integers(1, 16), label="sessions")
     threads = data.draw(st.sampled_from([1, 2, 3]), label="threads")
-    with open_engine(case, ds4_backend, max_rows=data.draw(st.sampled_from([20, 96])), threads=threads) as engine:
+    max_rows = data.draw(st.sampled_from([20, 96]), label="max_rows")
+    with open_engine(case, ds4_backend, sessions=19, max_rows=max_rows, threads=threads) as engine:
         vocab = engine.shape.vocab
         used = [engine.create_session() for _ in range(3)]  # so that pages and slabs are not in order
         for k, session in enumerate(used):
             session.feed(random_ids(vocab, 60 * k + 1, 77))
-        used[data.draw(st.integers(0, 2), label="closed")].close()
-        used.clear()
+        for k in data.draw(st.permutations(range(3)), label="closing order")[:2]:
+            used[k].close()
         sessions = [engine.create_session() for _ in range(n)]
         lengths = [data.draw(st.sampled_from(EDGES[:16] if n > 4 else EDGES), label="length") for _ in sessions]
         wanted = [random_ids(vocab, length + 4, k % 5) for k, length in enumerate(lengths)]

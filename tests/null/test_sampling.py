@@ -285,8 +285,13 @@ def test_bad_logits_end_one_session_alone(painted, fault, at):
         row[:] = np.nan if fault == "all nan" else -np.inf
     painted.repaint(1, row)
     painted.engine.eval_batch([D(good, 1), D(bad, 1), D(other, 1)])
-    for call in (bad.argmax, bad.sample, lambda: bad.sample(P(temperature=0)), lambda: bad.top_logprobs(2),
-                 lambda: bad.logprob(3)):
+    for call in (
+        bad.argmax,
+        bad.sample,
+        lambda: bad.sample(P(temperature=0)),
+        lambda: bad.top_logprobs(2),
+        lambda: bad.logprob(3),
+    ):
         with pytest.raises(ds4.NumericError) as caught:
             call()
         assert caught.value.pos == 2
@@ -294,8 +299,12 @@ def test_bad_logits_end_one_session_alone(painted, fault, at):
         assert session.argmax() == int(np.argmax(session.logits))
         session.sample()
     # What produced such logits is neither continued, copied nor saved.
-    for call in (lambda: bad.feed([1]), bad.fork, bad.export_state,
-                 lambda: painted.engine.eval_batch([D(good, 1), D(bad, 1)])):
+    for call in (
+        lambda: bad.feed([1]),
+        bad.fork,
+        bad.export_state,
+        lambda: painted.engine.eval_batch([D(good, 1), D(bad, 1)]),
+    ):
         with pytest.raises(ds4.NumericError):
             call()
     assert good.pos == 2

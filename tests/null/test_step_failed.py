@@ -41,9 +41,7 @@ def test_every_call_in_turn(call, after, step, forced):
         sessions = started(engine)
         before = photo(engine, sessions)
         engine.runner.fail(call, Boom("out of luck"), after=after)
-        skipped = (
-            {"encode_batch_shared", "why_not_shared"} if forced else {"encode_token_fallback"}
-        )
+        skipped = {"encode_batch_shared", "why_not_shared"} if forced else {"encode_token_fallback"}
         if call in skipped:
             step(engine, *sessions)
         else:

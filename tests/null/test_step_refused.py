@@ -59,13 +59,14 @@ def test_closed_session(engine):
     a, b = sessions_at(engine, 3, 3)
     b.close()
     error = refused(engine, [a], lambda: engine.eval_batch([D(a, 1), D(b, 1)]), ds4.SessionClosedError)
-    assert error.item == 1
+    assert (error.item, error.session) == (1, b)
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**31, 2**70, -(2**70), 1.0, "1", None, [1]])
 def test_token_out_of_range(engine, token):
     a, b = sessions_at(engine, 3, 3)
-    assert refused(engine, [a, b], lambda: engine.eval_batch([D(a, 1), D(b, token)])).item == 1
+    error = refused(engine, [a, b], lambda: engine.eval_batch([D(a, 1), D(b, token)]))
+    assert (error.item, error.session) == (1, b)
     if not isinstance(token, list):
         assert refused(engine, [a, b], lambda: engine.step([(a, [1, 2]), (b, [5, token])])).item == 1
         refused(engine, [a, b], lambda: a.feed([1, token]))
@@ -94,7 +95,7 @@ def test_no_tokens(engine):
 def test_duplicate_names_both_items(engine):
     a, b = sessions_at(engine, 3, 3)
     error = refused(engine, [a, b], lambda: engine.eval_batch([D(b, 1), D(a, 1), D(a, 2)]))
-    assert (error.item, error.first) == (2, 1)
+    assert (error.item, error.first, error.session) == (2, 1, a)
     assert str(error) == "session is already in this batch (item=2, first=1)"
     refused(engine, [a, b], lambda: engine.eval_batch([D(a, 1)] * 9))  # more items than sessions exist
     engine.eval_batch([D(a, 1)])
@@ -105,7 +106,7 @@ def test_context_limit():
     with open_null(context=512) as engine:
         a, b = sessions_at(engine, 512, 400)
         error = refused(engine, [a, b], lambda: engine.eval_batch([D(b, 1), D(a, 1)]), ds4.ContextLimitError)
-        assert (error.item, error.pos, error.tokens, error.context) == (1, 512, 1, 512)
+        assert (error.item, error.pos, error.tokens, error.context, error.session) == (1, 512, 1, 512, a)
         error = refused(engine, [a, b], lambda: b.feed(ids(200, 9)), ds4.ContextLimitError)
         assert (error.pos, error.tokens, error.context) == (400, 200, 512)
         b.feed(ids(5, 8))  # field case 17: the session lives on
@@ -128,7 +129,7 @@ def test_the_context_boundary_is_exact_and_never_cuts(n, fits):
 def test_rows_over_max_rows(engine):
     a, b = sessions_at(engine, 3, 3)
     error = refused(engine, [a, b], lambda: engine.step([(a, ids(40, 1)), (b, ids(25, 1))]))
-    assert (error.item, error.rows, error.max_rows) == (1, 65, 64)
+    assert (error.item, error.rows, error.max_rows, error.session) == (1, 65, 64, b)
     error = refused(engine, [a, b], lambda: engine.eval_batch_with_prefill([D(a, 1)], b, ids(64, 1)))
     assert (error.item, error.rows) == (1, 65)
     engine.eval_batch_with_prefill([D(a, 1)], b, ids(63, 1))
@@ -214,8 +215,15 @@ def test_a_session_of_a_closed_engine():
     a.feed([1, 2])
     engine.close()
     engine.close()
-    for call in (lambda: a.feed([1]), lambda: engine.eval_batch([D(a, 1)]), a.argmax, lambda: a.fork(),
-                 engine.create_session, lambda: a.rewind(0), a.export_state):
+    for call in (
+        lambda: a.feed([1]),
+        lambda: engine.eval_batch([D(a, 1)]),
+        a.argmax,
+        lambda: a.fork(),
+        engine.create_session,
+        lambda: a.rewind(0),
+        a.export_state,
+    ):
         with pytest.raises(ds4.SessionClosedError):
             call()
     assert a.is_closed and a.tokens.tolist() == [1, 2]

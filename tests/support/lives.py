@@ -27,7 +27,7 @@ class Alone:
     """Answers of sessions that are alone on an engine of their own, one thread, fed in one go. Remembered."""
 
     engine: ds4.Engine
-    known: dict[bytes, str] = field(default_factory=dict)
+    known: dict[bytes, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, path: Path, backend: str, **options: object) -> Alone:
