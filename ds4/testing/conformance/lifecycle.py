@@ -68,7 +68,9 @@ def opens(bench: Bench, model: str) -> None:
             isinstance(found, Capabilities),
             f"Runner.capabilities must be a ds4.plugin.Capabilities, not {type(found).__name__}",
         )
-        require(found.max_rows >= 70, f"Capabilities.max_rows is {found.max_rows}, but Limits(max_rows=70) was accepted")
+        require(
+            found.max_rows >= 70, f"Capabilities.max_rows is {found.max_rows}, but Limits(max_rows=70) was accepted"
+        )
         require(found.numerics in NUMERICS, f"Capabilities.numerics must be one of {NUMERICS}, not {found.numerics!r}")
         require(
             runner.capabilities == found and runner.layout == engine.runner.layout,
@@ -87,7 +89,7 @@ def opens_by_path(bench: Bench, model: str) -> None:
         session.feed(models.text(model, 0, 3))
     for what, done, total in seen:
         require(
-            isinstance(what, str) and 0 <= done and (total == 0 or done <= total),
+            isinstance(what, str) and done >= 0 and (total == 0 or done <= total),
             f"progress(what, done, total) was called with {(what, done, total)!r}",
         )
 
