@@ -55,6 +55,7 @@ class Place:
     n_items: int = 1
     n_rows: int = 1
     first: int = 0  # position of the item's first row: what the session held before the step
+    last: int = 0  # position of the item's last row
     after: str = ""  # what had happened to the session: "a rewind", "a fork", ...
     since: int = 0  # its tokens since then
 
@@ -106,9 +107,8 @@ class Tolerance:
 
     def complaint(self, got: Rows, want: Rows) -> str | None:
         """None when the rows are near enough, else which bound is passed, with both numbers."""
-        if self.bits or self.max_abs is not None:
-            if self.bad_rows(got, want).any():
-                return self.about
+        if (self.bits or self.max_abs is not None) and self.bad_rows(got, want).any():
+            return self.about
         error = got.astype(np.float64) - want
         per_row = np.sqrt((error**2).mean(1))
         spread = float(want.std())
@@ -145,6 +145,9 @@ def tolerance(numerics: str, *, quantized: bool) -> Tolerance:
 
 # ---------------------------------------------------------------- what a failure says
 
+SWAPPED = 1e-3
+"""Rows this near to each other count as the same."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -158,6 +161,7 @@ class Finding:
     complaint: str
     got_best: int  # token of the largest logit of the first bad row
     want_best: int
+    n_swapped: int  # bad rows that are what another row of the comparison should be
 
     @property
     def first(self) -> Place:
@@ -203,4 +207,11 @@ def compare(places: Sequence[Place], got: Rows, want: Rows, allowed: Tolerance) 
             complaint=complaint,
             got_best=int(got[first].argmax()),
             want_best=int(want[first].argmax()),
+            n_swapped=sum(_is_another(got[i], want, i) for i in wrong[:200]),
         )
+
+
+def _is_another(row: Rows, want: Rows, own: int) -> bool:
+    """Whether the row is what another one should be, and not what it should be itself."""
+    near = (np.abs(want - row) <= SWAPPED).all(1)
+    return bool(near.any() and not near[own])
