@@ -2,7 +2,9 @@
 
 from ds4.backend.contract import (
     API_VERSION,
+    DUTIES,
     LAWS,
+    NUMERICS,
     Backend,
     Bytes,
     Capabilities,
@@ -35,11 +37,13 @@ from ds4.model.weights import Model, Tensor
 __all__ = [
     "API_VERSION",
     "CSA",
+    "DUTIES",
     "ENTRY_POINT_GROUP",
     "FORMATS",
     "HCA",
     "LAWS",
     "NONE",
+    "NUMERICS",
     "PAGE_TOKENS",
     "SLIDING",
     "Backend",

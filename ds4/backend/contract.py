@@ -107,10 +107,20 @@ class MemoryPlan:
 LAWS = ("together", "restored", "forked")
 """together = alone; restored = never stopped; fork, rewind and resume = a fresh run. All bit for bit."""
 
+DUTIES = ("fallback", "cancel", "layout", "reference")
+"""What else may be declared absent: the fallback path has the shared path's bits; a long step calls plan.check; the
+layout is CacheLayout.build's; logits are those of the model (only a backend without arithmetic lacks this one)."""
+
+NUMERICS = ("float32", "float16", "int8")
+"""In what activations are multiplied: this decides how near to the reference logits must be."""
+
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a runner can do. A law that it cannot keep (yet) is named in `absent` with the reason."""
+    """What a runner can do. A law or duty that it cannot keep (yet) is named in `absent` with the reason in a sentence;
+    so may be `fork`, `export` and `ds4_roundings` where they are False. What is not declared must be refused when asked
+    for: a weight dtype with UnsupportedModelError, a cache dtype or ds4_roundings with that or LimitsError.
+    """
 
     max_rows: int
     weight_dtypes: frozenset[str]
@@ -118,6 +128,7 @@ class Capabilities:
     fork: bool = True
     export: bool = True
     ds4_roundings: bool = False
+    numerics: str = "float32"  # one of NUMERICS; may depend on Options.exact
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
