@@ -1,8 +1,8 @@
 """docs/tutorial-backend.md, done: every block in its order, in an empty folder and an environment of its own.
 
-    ```sh               run by a shell, must succeed; `sh fails`: must not
-    ```text             every line was printed by the block before it; `...` stands for anything
-    ```python FILE      a file of the package; `FILE: name`: the function or class of that name, in place of the old one
+```sh               run by a shell, must succeed; `sh fails`: must not
+```text             every line was printed by the block before it; `...` stands for anything
+```python FILE      a file of the package; `FILE: name`: the function or class of that name, in place of the old one
 """
 
 from __future__ import annotations
