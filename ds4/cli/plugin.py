@@ -19,6 +19,7 @@ EXAMPLE = """\
 examples:
   ds4 plugin new mine
   ds4 plugin check mine
+  ds4 plugin check mine --area reference
   ds4 plugin check mine --full --json
 """
 NEXT = """\
@@ -44,11 +45,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     check.add_argument("name", metavar="NAME", help="name of the backend")
     check.add_argument("--full", action="store_true", help="the whole conformance suite, and longer measurements")
+    check.add_argument(
+        "--area",
+        action="append",
+        metavar="AREA",
+        help="only this area of the suite, such as reference or laws; may be repeated",
+    )
     check.add_argument("--json", action="store_true", help="print a JSON object instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-    return write_new(args.name, args.dir) if args.action == "new" else check(args.name, args.full, args.json)
+    return write_new(args.name, args.dir) if args.action == "new" else check(args)
 
 
 def write_new(name: str, parent: Path) -> int:
@@ -66,11 +73,11 @@ def write_new(name: str, parent: Path) -> int:
     return 0
 
 
-def check(name: str, full: bool, as_json: bool) -> int:
-    """Raises BackendError for a name that does not exist."""
+def check(args: argparse.Namespace) -> int:
+    """Raises BackendError for a name that does not exist, LimitsError for such an area."""
     from ds4.cli import _plugin_check
 
     with _plugin_check.watching() as progress:
-        report = _plugin_check.check(name, full=full, progress=progress)
-    print(json.dumps(report.as_data(), indent=2) if as_json else report)
+        report = _plugin_check.check(args.name, full=args.full, areas=args.area, progress=progress)
+    print(json.dumps(report.as_data(), indent=2) if args.json else report)
     return 0 if report.ok else FAILED

@@ -1,4 +1,4 @@
-"""docs/tutorial-backend.md, done: every block of the page in its order, in an empty folder and an environment of its own.
+"""docs/tutorial-backend.md, done: every block in its order, in an empty folder and an environment of its own.
 
 ```sh               run by a shell, must succeed; `sh fails`: must not
 ```text             every line was printed by the block before it; `...` stands for anything
@@ -118,7 +118,7 @@ def test_the_page_leaves_nothing_out() -> None:
     text = PAGE.read_text("utf-8")
     found = list(blocks(text))
     assert text.count("```") == 2 * len(found)
-    assert [block.text for block in found if block.language == "sh"][0].startswith("ds4 plugin new mine\n")
+    assert next(block.text for block in found if block.language == "sh").startswith("ds4 plugin new mine\n")
     assert sum("ds4 plugin check mine" in block.text for block in found) >= 2
 
 

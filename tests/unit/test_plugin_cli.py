@@ -27,9 +27,9 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the conformance suite and the benchmark are asked for; `outcomes` and `fails` are what they do."""
     asked: dict[str, Any] = {"outcomes": (PASSED, SKIPPED), "fails": None}
 
-    def run(backend: Any, *, short: bool = False, progress: Any = None) -> conformance.Report:
-        asked.update(backend=backend.name, short=short)
-        return conformance.Report(backend=backend.name, outcomes=asked["outcomes"])
+    def run(backend: Any, *, short: bool = False, areas: Any = None, progress: Any = None) -> conformance.Report:
+        asked.update(backend=backend.name, short=short, areas=areas)
+        return conformance.Report(backend.name, "short form", (), asked["outcomes"])
 
     def measure(backend: Any, seconds: float, progress: Any = None) -> tuple[Measure, ...]:
         asked.update(seconds=seconds)
@@ -60,6 +60,7 @@ def test_new_refuses_a_name_that_is_taken(tmp_path: Path, capsys: pytest.Capture
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore::ds4.errors.PluginWarning")
 def test_new_refuses_a_name_that_a_broken_plugin_has(
     plugins: PluginFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,14 @@ def test_a_check_that_fails(suite: dict[str, Any], capsys: pytest.CaptureFixture
     assert out.startswith("ds4 plugin check cpu: FAILED\n")
     assert "row 3 of session 1 differs at position 17" in out
     assert (suite["short"], suite["seconds"]) == (False, _plugin_check.FULL_S)
+
+
+def test_a_check_of_some_areas(suite: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugin", "check", "cpu", "--area", "laws", "--area", "memory"]) == 0
+    assert capsys.readouterr().out.startswith("ds4 plugin check cpu: passed (only laws, memory)\n")
+    assert suite["areas"] == ["laws", "memory"]
+    assert main(["plugin", "check", "cpu", "--area", "lows"]) == 2
+    assert "there is no area 'lows'" in capsys.readouterr().err
 
 
 def test_as_json(suite: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

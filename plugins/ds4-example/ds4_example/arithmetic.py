@@ -17,7 +17,8 @@ def product(matrix: Float32s, x: Float32s) -> Float32s:
 
 def rms_norm(x: Float32s, eps: float, weight: Float32s | None = None) -> Float32s:
     """Every row (last axis) divided by its root mean square."""
-    normed = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + eps)
+    mean = np.add.reduce(x * x, -1, keepdims=True) / x.shape[-1]
+    normed = x / np.sqrt(mean + eps)
     return np.asarray(normed if weight is None else normed * weight)
 
 

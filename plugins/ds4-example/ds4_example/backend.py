@@ -54,7 +54,9 @@ class ExampleBackend(Backend):
         return plan
 
     def open(self, model: Model, limits: Limits, options: Options) -> ExampleRunner:
-        # The engine has asked for the memory plan before, and refuses what does not fit.
         if options.ds4_roundings:
             raise LimitsError(f"the {self.name} backend has no ds4_roundings", field="ds4_roundings", value=True)
+        plan = self.memory_plan(model, limits, options)
+        if plan.available is not None and plan.total > plan.available:
+            raise MemoryPlanError(f"it does not fit: {plan}", needed=plan.total, available=plan.available)
         return ExampleRunner(model, limits, options)

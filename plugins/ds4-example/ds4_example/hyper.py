@@ -22,7 +22,7 @@ class Mixing:
 
     def after(self, streams: Float32s, y: Float32s) -> Float32s:
         """Streams [n, hidden] and a sub-layer's answer [hidden] -> streams."""
-        return np.asarray(np.outer(self.post, y) + np.einsum("jk,jh->kh", self.mix, streams))
+        return np.asarray(self.post[:, None] * y + np.einsum("jk,jh->kh", self.mix, streams))
 
 
 class Hyper:
@@ -45,10 +45,8 @@ class Hyper:
         eps = self.shape.hc_eps
         mix = np.exp(mix - mix.max(axis=1, keepdims=True))
         mix = mix / mix.sum(axis=1, keepdims=True) + eps
-        mix = mix / (mix.sum(axis=0) + eps)
-        for _ in range(self.shape.sinkhorn_iters - 1):
-            mix = mix / (mix.sum(axis=1, keepdims=True) + eps)
-            mix = mix / (mix.sum(axis=0) + eps)
+        for axis in (0, *(1, 0) * (self.shape.sinkhorn_iters - 1)):  # columns first and last
+            mix /= np.add.reduce(mix, axis, keepdims=True) + eps
         return mix
 
 

@@ -43,5 +43,5 @@ class Moe:
     def _expert(self, x: Float32s, gate: Float32s, up: Float32s, down: Float32s) -> Float32s:
         """SwiGLU with limits on what goes into it."""
         a = np.minimum(product(gate, x), self.clamp)
-        b = np.clip(product(up, x), -self.clamp, self.clamp)
+        b = product(up, x).clip(-self.clamp, self.clamp)
         return product(down, a * sigmoid(a) * b)

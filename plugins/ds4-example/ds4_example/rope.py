@@ -39,9 +39,9 @@ def rotate(x: Float32s, pos: int, freqs: Float64s, *, back: bool = False) -> Flo
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     if back:
         sin = -sin
+    first = x.shape[-1] - 2 * len(freqs)
+    a, b = x[..., first::2], x[..., first + 1 :: 2]
     out = x.copy()
-    tail = out[..., -2 * len(freqs) :]
-    a, b = tail[..., 0::2].copy(), tail[..., 1::2].copy()
-    tail[..., 0::2] = a * cos - b * sin
-    tail[..., 1::2] = a * sin + b * cos
+    out[..., first::2] = a * cos - b * sin
+    out[..., first + 1 :: 2] = a * sin + b * cos
     return out
