@@ -36,7 +36,7 @@ def load(path: Path | str) -> Any:
     metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     weights = {}
     for tensor in reader.tensors:
-        data = np.frombuffer(tensor.data.tobytes(), dtype=np.uint8)
+        data = np.asarray(tensor.data).reshape(-1).view(np.uint8)  # of the file's map: read-only, not copied
         dims = tuple(int(dim) for dim in reversed(tensor.shape))
         weights[tensor.name] = StubTensor(tensor.name, tensor.tensor_type.name, dims, data)
     weight_bytes = sum(tensor.data.nbytes for tensor in weights.values())
