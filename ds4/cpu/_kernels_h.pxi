@@ -20,6 +20,7 @@ cdef extern from "model.h" nogil:
         void (*dots)(const float *const *w, int n_w, const float *const *x, int n_x, int n, float *const *y)
         void (*weigh)(const float *const *row, int n_row, const float *const *weight, int n_y, int n, float *const *y)
         ds4_decode_fn *decode[11]
+    void ds4_fill_signs(ds4_tables *tables)
     const ds4_leaf *const *ds4_leaf_levels()
 
     ctypedef struct ds4_mat:
