@@ -29,7 +29,7 @@ def test_the_null_backend_conforms_without_what_it_lacks() -> None:
     n = len(cases(short=True))
     assert len(report.outcomes) == n == report.count("passed") + report.count("skipped")
     assert [done for _, done, _ in seen] == list(range(n + 1)) and {total for *_, total in seen} == {n}
-    assert seen[0][0] == "lifecycle: probe_answers[flash]"
+    assert seen[0][0] == "lifecycle: probe_answers[small]"
     text = str(report)
     assert "conformance of backend null (ds4 " in text and ", short form)" in text
     assert "declared absent: layout: a slab is a ring of hashes" in text
@@ -90,16 +90,16 @@ def test_ctrl_c_ends_the_run() -> None:
 def test_the_report_lists_failures_and_groups_skips() -> None:
     text = str(
         made(
-            ("a[flash]", "passed", ""),
-            ("b[flash]", "failed", "one line\n  another"),
-            ("c[flash]", "skipped", "declared absent: x: y"),
+            ("a[small]", "passed", ""),
+            ("b[small]", "failed", "one line\n  another"),
+            ("c[small]", "skipped", "declared absent: x: y"),
             ("c[pro]", "skipped", "declared absent: x: y"),
             absent=("x: y",),
         )
     )
     assert "  laws        1 passed, 1 failed, 2 skipped" in text
-    assert "  skipped laws: c[flash] and 1 more: declared absent: x: y" in text
-    assert "  laws: b[flash]\n    one line\n      another" in text
+    assert "  skipped laws: c[small] and 1 more: declared absent: x: y" in text
+    assert "  laws: b[small]\n    one line\n      another" in text
     assert text.endswith("mine does not conform: 1 passed, 1 failed, 2 skipped, 4.0 s")
 
 
