@@ -12,8 +12,8 @@ import inspect
 from typing import Any, ClassVar
 
 from ds4.backend.contract import Backend
-from ds4.errors import BackendUnavailableError
-from ds4.testing.conformance.bench import Bench
+from ds4.errors import BackendError, BackendUnavailableError
+from ds4.testing.conformance.bench import Bench, registry
 from ds4.testing.conformance.catalog import Case
 from ds4.testing.conformance.compare import ConformanceError, NotApplicable
 from ds4.testing.conformance.runner import cases
@@ -83,16 +83,13 @@ class BackendConformance:
         """None if the backend can be tested here and is asked for. An unknown backend is a failure, not a skip."""
         import pytest
 
-        from ds4.backend.registry import Registry
-        from ds4.errors import BackendError
-
         if not isinstance(self.backend, str):
             probe = self.backend.probe()
             return None if probe.available else f"backend {self.backend.name} is not available: {probe.reason}"
         if asked and self.backend not in asked:
             return f"backend {self.backend} was not chosen; use --ds4-backend {self.backend}"
         try:
-            Registry.load().choose(self.backend)
+            registry().choose(self.backend)
         except BackendUnavailableError as absent:
             return absent.message
         except BackendError as error:

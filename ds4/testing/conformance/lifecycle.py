@@ -11,12 +11,11 @@ import numpy as np
 from ds4 import errors
 from ds4.backend.contract import API_VERSION, NUMERICS, Backend, Capabilities, Probe, Runner
 from ds4.backend.layout import CacheLayout
-from ds4.backend.registry import Registry
 from ds4.engine import Engine
 from ds4.errors import BackendError
 from ds4.testing import models
 from ds4.testing.conformance import hints
-from ds4.testing.conformance.bench import Bench
+from ds4.testing.conformance.bench import Bench, registry
 from ds4.testing.conformance.catalog import check
 from ds4.testing.conformance.compare import ConformanceError, require
 from ds4.testing.conformance.trial import Trial, trial
@@ -49,7 +48,7 @@ def names_itself(bench: Bench, model: str) -> None:
     )
     require(isinstance(backend.priority, int), f"priority must be a whole number, not {backend.priority!r}")
     if bench.is_by_name:
-        found = Registry.load().get(backend.name)
+        found = registry().get(backend.name)
         require(type(found) is type(backend), f"the registry has another backend under the name {backend.name!r}")
 
 
