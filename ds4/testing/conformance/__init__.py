@@ -3,8 +3,8 @@
     from ds4.testing.conformance import run
     print(run("mine"))
 
-Checks are functions in area modules, listed in `runner`; the pytest class in `ds4.testing` runs the same ones. Everything
-is generated on the spot: nothing of ds4's own tests is needed.
+Checks are functions in area modules, listed in `runner`; the pytest class in `ds4.testing` runs the same ones. Models
+are generated on the spot: nothing of ds4's own tests is needed.
 """
 
 from ds4.testing.conformance.catalog import AREAS, Case, Check

@@ -1,11 +1,12 @@
 """Bench: one backend under test, the models it is tested on, and the answers it is compared with.
 
-Answers come from a session alone on an engine of its own, fed in one go: of the same backend for the laws, of the
+Answers come from a session alone on an engine of its own: of the same backend, in short steps, for the laws; of the
 built-in CPU backend for the numbers. Knows how to open engines, and no check.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,20 +19,30 @@ import numpy.typing as npt
 from ds4.backend.contract import Backend, Capabilities, Limits
 from ds4.backend.registry import Registry
 from ds4.engine import Engine
-from ds4.errors import UnsupportedModelError
+from ds4.errors import PluginWarning, UnsupportedModelError
 from ds4.model.weights import Model
 from ds4.testing import models
-from ds4.testing.conformance.compare import BITS, NotApplicable, Rows, Tolerance, tolerance
+from ds4.testing.conformance.compare import BITS, ConformanceError, NotApplicable, Rows, Tolerance, tolerance
 
 LONGEST = 1024
 """Context of the engines that answers come from."""
 
+SHORT_STEP = 16
+"""Rows of the steps in which a backend's own answers are made: less than the models' windows, mostly."""
+
 MAIN_MODEL = "flash"
+
+
+def registry() -> Registry:
+    """The installed backends. Plugins that are broken are no business of the one under test, so nothing is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        return Registry.load()
 
 
 @dataclass
 class Oracle:
-    """Answers of sessions that are alone and fed in one go, remembered by their tokens."""
+    """Answers of sessions that are alone, remembered by their tokens."""
 
     engine: Engine
     runs: list[tuple[npt.NDArray[np.int32], Rows]] = field(default_factory=list, repr=False)
@@ -56,7 +67,7 @@ class Bench:
     """
 
     def __init__(self, backend: str | Backend, *, short: bool = False) -> None:
-        self.backend = backend if isinstance(backend, Backend) else Registry.load().choose(backend)
+        self.backend = backend if isinstance(backend, Backend) else registry().choose(backend)
         self.is_by_name = isinstance(backend, str)
         self.short = short
         self._models: dict[str, Model] = {}
@@ -86,7 +97,8 @@ class Bench:
     def open(self, name: str, *, backend: Backend | None = None, options: Any = None, **limits: Any) -> Engine:
         """An engine under test on a model of the kit. Limits default to what most checks need.
 
-        Raises NotApplicable when the backend refuses a model other than the main one as unsupported: that is its right.
+        A backend may refuse a model other than the main one as unsupported: NotApplicable, unless the model is there to
+        prove a dtype that the backend declares.
         """
         chosen = Limits(**{"sessions": 12, "context": 640, "max_rows": 96, "pages": 30, "rewind": 32, **limits})
         try:
@@ -94,6 +106,11 @@ class Bench:
         except UnsupportedModelError as refusal:
             if name == MAIN_MODEL or options:
                 raise
+            if name.startswith(models.DTYPE_PREFIX):
+                raise ConformanceError(
+                    f"weight dtype {name.removeprefix(models.DTYPE_PREFIX)} is declared, but a model with such "
+                    f"matrices is refused: {refusal}"
+                ) from refusal
             raise NotApplicable(f"the backend refuses model {name}: {refusal}") from refusal
 
     @contextmanager
@@ -112,7 +129,7 @@ class Bench:
         """Answers of the backend under test itself."""
         key = ("alone", name, *sorted(options.items()))
         if key not in self._oracles:
-            engine = self.open(name, options=options, sessions=1, context=LONGEST, max_rows=LONGEST, pages=None)
+            engine = self.open(name, options=options, sessions=1, context=LONGEST, max_rows=SHORT_STEP, pages=None)
             self._oracles[key] = Oracle(engine)
         return self._oracles[key]
 
@@ -149,6 +166,14 @@ class Bench:
         missing = sorted(models.dtypes_of(name) - self.capabilities.weight_dtypes)
         if missing:
             raise NotApplicable(f"declared absent: weight dtype {', '.join(missing)}")
+
+    def need_inexact(self) -> str:
+        """The numerics of exact=False; raises NotApplicable when they are those of exact=True."""
+        with self.opened(MAIN_MODEL, options={"exact": False}) as engine:
+            numerics = engine.runner.capabilities.numerics
+        if numerics == self.capabilities.numerics:
+            raise NotApplicable(f"exact=False has the numerics of exact=True ({numerics})")
+        return numerics
 
     def same(self, name: str) -> Tolerance:
         """How near to its run alone a session must be: bit for bit, or what the numerics allow."""

@@ -19,7 +19,7 @@ def _disorder(run: Trial) -> list[Actor]:
     """Sessions come and go, so that slabs and pages of later ones are in no order. Returns one that stays."""
     used = [run.actor(k) for k in (20, 21, 22)]
     for k, actor in enumerate(used):
-        run.step([(actor, 20 * k + 5)])
+        run.step([(actor, 6 * k + 5)])
     used[0].session.close()
     used[2].session.close()
     return used[1:2]
@@ -35,7 +35,9 @@ def together_equals_alone(bench: Bench, model: str) -> None:
         rng = np.random.default_rng(seed)
         with trial(bench, model, max_rows=int(rng.choice([20, 96]))) as run:
             actors = [*_disorder(run), *(run.actor(k) for k in range(8))]
-            ends = rng.choice([1, 3, 5, 16, 17, 33, 64, 90, 129, 131, 200, 258][: 8 if bench.short else 12], len(actors))
+            ends = rng.choice(
+                [1, 3, 5, 16, 17, 33, 64, 90, 129, 131, 200, 258][: 8 if bench.short else 12], len(actors)
+            )
             while True:
                 room, batch = run.engine.limits.max_rows or 0, []
                 for k in rng.permutation(len(actors)).tolist():
@@ -68,6 +70,38 @@ def neighbours_change_nothing(bench: Bench, model: str) -> None:
             for actor in (*others, a):
                 actor.session.close()
         run.settle(TOGETHER)
+
+
+def _short_life(run: Trial) -> None:
+    """Unequal prompts together, decoding together, a chunk beside it."""
+    actors = [run.actor(k) for k in range(3)]
+    run.step([(actor, (33, 1, 60)[k]) for k, actor in enumerate(actors)])
+    run.step([(actor, 1) for actor in reversed(actors)])
+    run.step([(actors[1], 40), (actors[0], 1), (actors[2], 2)])
+    run.settle(TOGETHER)
+
+
+@check(AREA, models=("flash", "published"), needs=("together", "float16"))
+def float16_keeps_the_law(bench: Bench, model: str) -> None:
+    """Together equals alone with cache_dtype="float16"."""
+    with trial(bench, model, options={"cache_dtype": "float16"}) as run:
+        _short_life(run)
+
+
+@check(AREA, models=("published",), needs=("together", "ds4_roundings"))
+def roundings_keep_the_law(bench: Bench, model: str) -> None:
+    """Together equals alone with ds4_roundings."""
+    with trial(bench, model, options={"ds4_roundings": True}) as run:
+        _short_life(run)
+
+
+@check(AREA, models=("weights-Q8_0", "weights-Q4_K"), needs=("together",))
+def inexact_keeps_the_law(bench: Bench, model: str) -> None:
+    """Together equals alone with exact=False."""
+    bench.need_dtypes(model)
+    bench.need_inexact()
+    with trial(bench, model, options={"exact": False}) as run:
+        _short_life(run)
 
 
 # ---------------------------------------------------------------- restored equals never stopped
@@ -218,6 +252,9 @@ def a_long_mixed_life(bench: Bench, model: str) -> None:
 CHECKS = (
     together_equals_alone,
     neighbours_change_nothing,
+    float16_keeps_the_law,
+    roundings_keep_the_law,
+    inexact_keeps_the_law,
     restored_equals_never_stopped,
     restored_can_rewind,
     rewound_equals_fresh,

@@ -29,7 +29,8 @@ def first_difference(bench: Bench, model: str, tokens: Sequence[int]) -> int | N
 
     None when the runner shows no layers, or when nothing differs in one go.
     """
-    mine = _streams(bench.alone(model).engine, tokens)
+    with bench.opened(model, sessions=1, max_rows=len(tokens), context=len(tokens)) as engine:
+        mine = _streams(engine, tokens)
     if mine is None:
         return None
     right = _streams(bench.reference(model).engine, tokens)

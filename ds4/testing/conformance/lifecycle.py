@@ -11,12 +11,11 @@ import numpy as np
 from ds4 import errors
 from ds4.backend.contract import API_VERSION, NUMERICS, Backend, Capabilities, Probe, Runner
 from ds4.backend.layout import CacheLayout
-from ds4.backend.registry import Registry
 from ds4.engine import Engine
 from ds4.errors import BackendError
 from ds4.testing import models
 from ds4.testing.conformance import hints
-from ds4.testing.conformance.bench import Bench
+from ds4.testing.conformance.bench import Bench, registry
 from ds4.testing.conformance.catalog import check
 from ds4.testing.conformance.compare import ConformanceError, require
 from ds4.testing.conformance.trial import Trial, trial
@@ -49,7 +48,7 @@ def names_itself(bench: Bench, model: str) -> None:
     )
     require(isinstance(backend.priority, int), f"priority must be a whole number, not {backend.priority!r}")
     if bench.is_by_name:
-        found = Registry.load().get(backend.name)
+        found = registry().get(backend.name)
         require(type(found) is type(backend), f"the registry has another backend under the name {backend.name!r}")
 
 
@@ -68,7 +67,9 @@ def opens(bench: Bench, model: str) -> None:
             isinstance(found, Capabilities),
             f"Runner.capabilities must be a ds4.plugin.Capabilities, not {type(found).__name__}",
         )
-        require(found.max_rows >= 70, f"Capabilities.max_rows is {found.max_rows}, but Limits(max_rows=70) was accepted")
+        require(
+            found.max_rows >= 70, f"Capabilities.max_rows is {found.max_rows}, but Limits(max_rows=70) was accepted"
+        )
         require(found.numerics in NUMERICS, f"Capabilities.numerics must be one of {NUMERICS}, not {found.numerics!r}")
         require(
             runner.capabilities == found and runner.layout == engine.runner.layout,
@@ -87,7 +88,7 @@ def opens_by_path(bench: Bench, model: str) -> None:
         session.feed(models.text(model, 0, 3))
     for what, done, total in seen:
         require(
-            isinstance(what, str) and 0 <= done and (total == 0 or done <= total),
+            isinstance(what, str) and done >= 0 and (total == 0 or done <= total),
             f"progress(what, done, total) was called with {(what, done, total)!r}",
         )
 

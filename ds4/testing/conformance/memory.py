@@ -49,7 +49,8 @@ def grows_with_the_limits(bench: Bench, model: str) -> None:
         found = plan(bench, model, pages=8 + more).total - base
         require(
             abs(found - one_page * more) <= 64 * more,
-            f"{more} more pages cost {found} bytes, but 100 cost {100 * one_page:.0f}: pages must scale in a straight line",
+            f"{more} more pages cost {found} bytes, but 100 cost {100 * one_page:.0f}: pages must scale in a straight "
+            "line",
         )
     for field, more, least in (
         ("pages", 100, shape.page_bytes),
@@ -104,13 +105,14 @@ def refuses_the_impossible(bench: Bench, model: str) -> None:
         _check_refusal(refusal, impossible)
     except (Ds4Error, MemoryError) as error:
         raise ConformanceError(
-            f"a plan of {impossible.total} bytes ended in {type(error).__name__}; raise MemoryPlanError before allocating"
+            f"a plan of {impossible.total} bytes ended in {type(error).__name__}; raise MemoryPlanError before "
+            "allocating"
         ) from error
     else:
         runner.close()
         raise ConformanceError(
-            f"open() accepted a plan of {impossible.total} bytes where {impossible.available} are available; compare the "
-            "plan with what there is before allocating, and raise MemoryPlanError with the sum"
+            f"open() accepted a plan of {impossible.total} bytes where {impossible.available} are available; compare "
+            "the plan with what there is before allocating, and raise MemoryPlanError with the sum"
         )
     try:
         Engine.open(bench.model(model), bench.backend, limits)

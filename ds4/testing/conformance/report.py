@@ -60,7 +60,8 @@ class Report:
         for outcome in self.failed:
             yield f"  {outcome.area}: {outcome.check}"
             yield textwrap.indent(outcome.message, "    ")
-        verdict = "conforms" if self.ok else "does not conform"
+        without = ", ".join(line.partition(":")[0] for line in self.absent)
+        verdict = "does not conform" if not self.ok else f"conforms, without {without}" if without else "conforms"
         counts_shown = ", ".join(f"{self.count(s)} {s}" for s in ("passed", "failed", "skipped"))
         yield f"{self.backend} {verdict}: {counts_shown}, {sum(outcome.seconds for outcome in self.outcomes):.1f} s"
 

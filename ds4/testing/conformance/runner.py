@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ds4.backend.contract import API_VERSION, Backend
 from ds4.errors import LimitsError
-from ds4.testing.conformance import failures, honesty, laws, lifecycle, memory, reference, steps, threads
+from ds4.testing.conformance import cancel, failures, honesty, laws, lifecycle, memory, reference, steps, threads
 from ds4.testing.conformance.bench import Bench
 from ds4.testing.conformance.catalog import AREAS, Case, Check
 from ds4.testing.conformance.compare import ConformanceError, NotApplicable
@@ -19,7 +19,7 @@ Progress = Callable[[str, int, int], None]
 
 def all_checks() -> tuple[Check, ...]:
     """Every check, in the order of areas."""
-    modules = (lifecycle, memory, honesty, reference, steps, laws, failures, threads)
+    modules = (lifecycle, memory, honesty, reference, steps, laws, failures, cancel, threads)
     return tuple(sorted((c for m in modules for c in m.CHECKS), key=lambda check: AREAS.index(check.area)))
 
 
@@ -57,7 +57,9 @@ def run(
             if progress is not None:
                 progress(f"{case.check.area}: {case.name}", done, len(chosen))
             if blocked is not None and case.check.area != "lifecycle":
-                outcomes.append(Outcome(case.check.area, case.name, "skipped", 0.0, "not run: the backend does not open"))
+                outcomes.append(
+                    Outcome(case.check.area, case.name, "skipped", 0.0, "not run: the backend does not open")
+                )
             else:
                 outcomes.append(outcome(bench, case))
         if blocked is not None:

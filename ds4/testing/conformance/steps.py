@@ -72,7 +72,15 @@ def _in_chunks(run: Trial, sizes: tuple[int, ...], n: int) -> None:
 def any_chunks(bench: Bench, model: str) -> None:
     """However a prompt is cut, its logits are those of the prompt in one step."""
     with trial(bench, model, max_rows=300) as run:
-        for sizes, n in (((1,), 40), ((2,), 36), ((3, 5), 70), ((7,), 140), ((33,), 140), ((64, 1), 270), ((127,), 270)):
+        for sizes, n in (
+            ((1,), 40),
+            ((2,), 36),
+            ((3, 5), 70),
+            ((7,), 140),
+            ((33,), 140),
+            ((64, 1), 270),
+            ((127,), 270),
+        ):
             if not bench.short or n <= 140:
                 _in_chunks(run, sizes, n)
         _in_chunks(run, (300, 1, 2), 340 if not bench.short else 290)

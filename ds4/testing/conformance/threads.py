@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ds4.testing.conformance.bench import Bench
 from ds4.testing.conformance.catalog import check
@@ -49,7 +50,7 @@ def a_session_per_thread(bench: Bench, model: str) -> None:
                 run.step([(actor, 1)])
             actor.session.close()
 
-        at_once([lambda k=k: talk(k) for k in range(4 if bench.short else 6)])  # type: ignore[misc]
+        at_once([partial(talk, k) for k in range(4 if bench.short else 6)])
         run.settle(THREADS)
 
 
@@ -59,7 +60,7 @@ def one_session_in_many_threads(bench: Bench, model: str) -> None:
     with trial(bench, model) as run:
         a = run.actor(0)
         for n in (20, 1, 1, 30, 1):
-            at_once([lambda n=n: run.step([(a, n)])])  # type: ignore[misc]
+            at_once([partial(run.step, [(a, n)])])
         at_once([a.session.close])
         run.settle(THREADS)
 
@@ -74,7 +75,7 @@ def an_engine_in_many_threads(bench: Bench, model: str) -> None:
             others.append(bench.open(model))
 
         def use_other() -> None:
-            other = Trial(bench, model, others[0], run.oracle, run.allowed)
+            other = Trial(bench, model, others[0], run.oracle, run.allowed, run.truth)
             b = other.actor(1)
             for n in (30, 1, 1):
                 other.step([(b, n)])

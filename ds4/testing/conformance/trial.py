@@ -6,7 +6,7 @@ where every row of logits came from, so that a failure can say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +15,12 @@ import numpy as np
 
 from ds4 import Session
 from ds4.engine import Engine
+from ds4.model.shape import KIND_NAMES
 from ds4.testing import models
 from ds4.testing.conformance import hints
 from ds4.testing.conformance.bench import LONGEST, Bench, Oracle
-from ds4.testing.conformance.compare import ConformanceError, Place, Rows, Tolerance, compare
+from ds4.testing.conformance.compare import ConformanceError, Finding, Place, Rows, Tolerance, compare
+from ds4.testing.conformance.layers import first_difference
 
 
 @dataclass(eq=False)
@@ -58,10 +60,22 @@ class Answer:
 
 
 class Trial:
-    """See the module. `oracle` knows the right answers, `allowed` says how near they must be."""
+    """See the module. `oracle` knows the right answers, `allowed` says how near they must be.
 
-    def __init__(self, bench: Bench, model: str, engine: Engine, oracle: Oracle, allowed: Tolerance) -> None:
+    `truth`, where the oracle is the backend itself, gives the reference: asked only to explain a failure.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        model: str,
+        engine: Engine,
+        oracle: Oracle,
+        allowed: Tolerance,
+        truth: Callable[[], Oracle] | None = None,
+    ) -> None:
         self.bench, self.model, self.engine, self.oracle, self.allowed = bench, model, engine, oracle, allowed
+        self.truth = truth
         self.answers: list[Answer] = []
         self._n_actors = 0
 
@@ -89,13 +103,19 @@ class Trial:
             first = len(actor.tokens)
             actor.took(tokens)
             place = actor.place(
-                len(actor.tokens) - 1, row=row - 1, item=item, n_items=len(batch), n_rows=n_rows, first=first
+                len(actor.tokens) - 1,
+                row=row - 1,
+                item=item,
+                n_items=len(batch),
+                n_rows=n_rows,
+                first=first,
+                last=len(actor.tokens) - 1,
             )
             self.note(actor, place)
 
     def feed(self, actor: Actor, n: int) -> None:
         """The actor's next n tokens, in steps of max_rows; remembers every row."""
-        tokens, first = actor.next(n), len(actor.tokens)
+        tokens, first, since = actor.next(n), len(actor.tokens), actor.since
         rows = actor.session.feed(tokens, logits="all")
         actor.took(tokens)
         max_rows = self.engine.limits.max_rows or 1
@@ -103,8 +123,9 @@ class Trial:
         for i in range(n):
             start = first + i // max_rows * max_rows
             n_rows = min(max_rows, first + n - start)
-            place = replace(actor.place(first + i, row=first + i - start, n_rows=n_rows, first=start), since=i + 1)
-            self.answers.append(Answer(place, held[: first + i + 1], rows[i]))
+            last = start + n_rows - 1
+            place = actor.place(first + i, row=first + i - start, n_rows=n_rows, first=start, last=last)
+            self.answers.append(Answer(replace(place, since=since + i + 1), held[: first + i + 1], rows[i]))
 
     def note(self, actor: Actor, place: Place | None = None) -> None:
         """Remember the session's logits now."""
@@ -120,6 +141,7 @@ class Trial:
     def fork(self, actor: Actor, text: int) -> Actor:
         child = self.actor(text, session=actor.session.fork(), like=actor)
         child.after = "a fork"
+        actor.after, actor.since = "being forked", 0
         return child
 
     # ------------------------------------------------------------ was it right
@@ -127,47 +149,50 @@ class Trial:
     def settle(self, situation: str) -> None:
         """Compare everything remembered so far; raises ConformanceError with a likely reason."""
         answers, self.answers = self.answers, []
-        for actor_tokens in sorted({answer.tokens for answer in answers}, key=len, reverse=True):
-            self.oracle.rows(actor_tokens)  # the longest first: shorter ones are their beginnings
+        found = self._compare(answers, self.oracle, self.allowed)
+        if found is None:
+            return
+        lines: list[str] = []
+        if self.truth is not None and found.max_abs > hints.ROUNDING:
+            # Which of the two is wrong? Positions of really wrong rows tell more than those of differing ones.
+            wrong = self._compare(answers, self.truth(), self.bench.near(self.model))
+            if wrong is None:
+                lines.append("  note       the reference agrees with these rows; what is wrong is the session alone")
+            found = wrong or found
+        raise self._error(situation, found, lines, answers)
+
+    def _compare(self, answers: Sequence[Answer], oracle: Oracle, allowed: Tolerance) -> Finding | None:
         if not answers:
-            return
+            return None
+        for tokens in sorted({answer.tokens for answer in answers}, key=len, reverse=True):
+            oracle.rows(tokens)  # the longest first: shorter ones are their beginnings
         got = np.stack([answer.logits for answer in answers])
-        want = np.stack([self.oracle.rows(answer.tokens)[-1] for answer in answers])
-        finding = compare([answer.place for answer in answers], got, want, self.allowed)
-        if finding is None:
-            return
-        facts = hints.Facts(situation, self.engine.shape, self.engine.limits.rewind, finding)
-        name, hint = hints.find(facts)
-        lines = [f"model {self.model}, {finding.lines()[0]}", *finding.lines()[1:]]
-        layer = self._layer(situation, finding.first, answers)
+        want = np.stack([oracle.rows(answer.tokens)[-1] for answer in answers])
+        return compare([answer.place for answer in answers], got, want, allowed)
+
+    def _error(
+        self, situation: str, found: Finding, notes: Sequence[str], answers: Sequence[Answer]
+    ) -> ConformanceError:
+        shape = self.engine.shape
+        name, hint = hints.find(hints.Facts(situation, shape, self.engine.limits.rewind, found))
+        layer = None
+        if situation == hints.REFERENCE:
+            tokens = next(answer.tokens for answer in answers if answer.place == found.first)
+            layer = first_difference(self.bench, self.model, tokens)
+        lines = [f"model {self.model}, {found.lines()[0]}", *found.lines()[1:], *notes]
         if layer is not None:
-            lines.append(f"  layer      {layer} ({_kind(self.engine, layer)}) is the first whose output differs")
+            lines.append(f"  layer      {layer} ({KIND_NAMES[shape.ratios[layer]]}) is the first whose output differs")
         lines.append(f"  likely     {hint}")
-        raise ConformanceError(
+        return ConformanceError(
             "\n".join(lines),
-            session=finding.first.session,
-            row=finding.first.row,
-            pos=finding.first.pos,
+            session=found.first.session,
+            row=found.first.row,
+            pos=found.first.pos,
             layer=layer,
-            max_abs=finding.max_abs,
-            rms=finding.rms,
+            max_abs=found.max_abs,
+            rms=found.rms,
             hint=name,
         )
-
-    def _layer(self, situation: str, place: Place, answers: Sequence[Answer]) -> int | None:
-        """The first layer that differs from the reference, for backends whose runner has `trace_row`."""
-        from ds4.testing.conformance.layers import first_difference
-
-        if situation != hints.REFERENCE:
-            return None
-        tokens = next(answer.tokens for answer in answers if answer.place == place)
-        return first_difference(self.bench, self.model, tokens)
-
-
-def _kind(engine: Engine, layer: int) -> str:
-    from ds4.model.shape import KIND_NAMES
-
-    return KIND_NAMES[engine.shape.ratios[layer]]
 
 
 @contextmanager
@@ -176,7 +201,9 @@ def trial(bench: Bench, model: str, *, options: dict[str, Any] | None = None, **
     bench.need_dtypes(model)
     oracle = bench.alone(model, **{k: v for k, v in (options or {}).items() if k != "threads"})
     with bench.opened(model, options=options, **limits) as engine:
-        yield Trial(bench, model, engine, oracle, bench.same(model))
+        is_plain = not set(options or {}) - {"threads"} and bench.why_absent("reference") is None
+        truth = (lambda: bench.reference(model)) if is_plain else None
+        yield Trial(bench, model, engine, oracle, bench.same(model), truth)
 
 
 @contextmanager
