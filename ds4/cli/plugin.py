@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--area",
         action="append",
         metavar="AREA",
-        help="only this area of the suite, such as reference or laws; may be repeated",
+        help="only this area of the suite, such as reference or laws, and no benchmark; may be repeated",
     )
     check.add_argument("--json", action="store_true", help="print a JSON object instead of text")
 

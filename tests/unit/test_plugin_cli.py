@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+import ds4
 from ds4.cli import _plugin_bench, _plugin_check, main
 from ds4.cli._plugin_bench import Measure
+from ds4.data import bundled_model
 from ds4.testing import conformance
 from tests.support.fake_plugins import PluginFolder, backend_code
 
@@ -110,7 +112,7 @@ def test_a_check_that_fails(suite: dict[str, Any], capsys: pytest.CaptureFixture
 def test_a_check_of_some_areas(suite: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugin", "check", "cpu", "--area", "laws", "--area", "memory"]) == 0
     assert capsys.readouterr().out.startswith("ds4 plugin check cpu: passed (only laws, memory)\n")
-    assert suite["areas"] == ["laws", "memory"]
+    assert suite["areas"] == ["laws", "memory"] and "seconds" not in suite
     assert main(["plugin", "check", "cpu", "--area", "lows"]) == 2
     assert "there is no area 'lows'" in capsys.readouterr().err
 
@@ -155,6 +157,15 @@ def test_a_benchmark_that_fails_is_a_line_of_the_report(
 def test_a_backend_that_is_not_there(suite: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugin", "check", "cppu"]) == 2
     assert "there is no backend 'cppu' (did you mean cpu?)" in capsys.readouterr().err
+
+
+def test_the_benchmark_goes_round_when_the_context_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ds4.testing import NullBackend
+
+    monkeypatch.setattr(_plugin_bench, "CONTEXT", 8)
+    with ds4.Engine.open(bundled_model(), NullBackend(), ds4.Limits(sessions=4, context=8)) as engine:
+        assert _plugin_bench.decode(engine, 4, 0.05) > 0
+        assert engine.core.cache.free_slabs == 4
 
 
 def test_the_benchmark_measures_both(monkeypatch: pytest.MonkeyPatch) -> None:
