@@ -11,6 +11,7 @@ MADE = $(VENV)/.made
 INSTALLED = $(VENV)/.installed
 BUILT = $(VENV)/.built
 EXTRAS = $(VENV)/.extras
+EXAMPLE = $(VENV)/.example
 COMPILED = $(wildcard ds4/*.pyx ds4/core/*.pxi ds4/cpu/*.pyx ds4/cpu/kernels/*.c ds4/cpu/kernels/*.h)
 
 # The lists of requirements in pyproject.toml, so that they stand in one place only.
@@ -18,21 +19,27 @@ REQUIREMENTS = $(PY) -c "import sys, tomllib; p = tomllib.load(open('pyproject.t
 	e = p['project']['optional-dependencies']; e['build'] = p['build-system']['requires']; \
 	print(*(r for name in sys.argv[1:] for r in e[name]), sep='\n')"
 
-.PHONY: help demo test bench lint docs clean
+.PHONY: help demo test test-example bench lint docs example clean
 
 help:
-	@echo "make demo    build ds4 into .venv and run four conversations at once on the CPU"
-	@echo "make test    build and run all tests               (ARGS=... for pytest)"
-	@echo "make lint    ruff, mypy, and the type stubs against what was compiled"
-	@echo "make bench   run the benchmarks                    (ARGS=... for each)"
-	@echo "make docs    write the reference pages of docs/ from the sources"
-	@echo "make clean   remove .venv and everything that was built"
+	@echo "make demo          build ds4 into .venv and run four conversations at once on the CPU"
+	@echo "make test          build and run all tests               (ARGS=... for pytest)"
+	@echo "make test-example  the tests of plugins/ds4-example, among them the conformance suite"
+	@echo "make lint          ruff, mypy, and the type stubs against what was compiled"
+	@echo "make bench         run the benchmarks                    (ARGS=... for each)"
+	@echo "make docs          write the reference pages of docs/ from the sources"
+	@echo "make example       write plugins/ds4-example from the templates of ds4 plugin new"
+	@echo "make clean         remove .venv and everything that was built"
 
 demo: $(BUILT)
 	$(VENV)/bin/ds4 run --demo
 
-test: $(BUILT) $(EXTRAS)
+test: $(BUILT) $(EXTRAS) $(EXAMPLE)
 	$(PY) -m pytest $(ARGS)
+
+# In its own folder and with its own settings, as its author would.
+test-example: $(BUILT) $(EXTRAS) $(EXAMPLE)
+	cd plugins/ds4-example && $(abspath $(PY)) -m pytest $(ARGS)
 
 bench: $(BUILT)
 	@for script in benchmarks/*.py; do echo "$(PY) $$script $(ARGS)"; $(PY) $$script $(ARGS) || exit 1; done
@@ -41,14 +48,19 @@ lint: $(BUILT) $(EXTRAS)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m mypy --strict plugins/ds4-example/ds4_example
 	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml ds4._core ds4.cpu._kernels
 
 docs: $(BUILT)
 	$(PY) tools/docs_api.py
 	$(PY) tools/docs_reference.py
 
+example: $(BUILT)
+	rm -rf plugins/ds4-example
+	$(PY) -c "from pathlib import Path; from ds4.cli import skeleton; skeleton.write('example', Path('plugins'))"
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info ds4/*.so ds4/cpu/*.so
+	rm -rf $(VENV) build dist *.egg-info plugins/*/*.egg-info plugins/*/build ds4/*.so ds4/cpu/*.so
 	find ds4 tests tools plugins -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # ---------------------------------------------------------------- the environment
@@ -78,4 +90,9 @@ $(BUILT): $(INSTALLED) $(COMPILED)
 $(EXTRAS): $(MADE) pyproject.toml
 	$(REQUIREMENTS) test lint > $(VENV)/requirements-extras.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements-extras.txt
+	@touch $@
+
+# The example, found through its entry point as any plugin is. Its requirements are ds4's.
+$(EXAMPLE): $(INSTALLED) plugins/ds4-example/pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e plugins/ds4-example
 	@touch $@

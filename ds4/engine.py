@@ -33,6 +33,17 @@ class Engine:
     May be used from any thread. Closing it closes its sessions; a step that is running is waited for.
     """
 
+    model: Model
+    """The opened model file."""
+    limits: Limits
+    """What memory was reserved for, with every field filled in except `memory`."""
+    options: Options
+    """The numeric choices it was opened with."""
+    memory_plan: MemoryPlan
+    """What opening has allocated, part by part."""
+    backend_name: str
+    """Name of the backend it runs on."""
+
     def __init__(
         self,
         model: Model,

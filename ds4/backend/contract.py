@@ -107,10 +107,20 @@ class MemoryPlan:
 LAWS = ("together", "restored", "forked")
 """together = alone; restored = never stopped; fork, rewind and resume = a fresh run. All bit for bit."""
 
+DUTIES = ("fallback", "cancel", "layout", "reference")
+"""What else may be declared absent: the fallback path has the shared path's bits; a long step calls plan.check; the
+layout is CacheLayout.build's; logits are those of the model (only a backend without arithmetic lacks this one)."""
+
+NUMERICS = ("float32", "float16", "int8")
+"""In what activations are multiplied: this decides how near to the reference logits must be."""
+
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a runner can do. A law that it cannot keep (yet) is named in `absent` with the reason."""
+    """What a runner can do. A law or duty that it cannot keep (yet) is named in `absent` with the reason in a sentence;
+    so may be `fork`, `export` and `ds4_roundings` where they are False. What is not declared must be refused when asked
+    for: a weight dtype with UnsupportedModelError, a cache dtype or ds4_roundings with that or LimitsError.
+    """
 
     max_rows: int  # rows one step may have: the Limits.max_rows that it was opened with
     weight_dtypes: frozenset[str]  # GGUF types of weights that the kernels can decode, such as "Q4_K"
@@ -118,20 +128,36 @@ class Capabilities:
     fork: bool = True  # Session.fork works (copy_state of slabs)
     export: bool = True  # Session.export_state and Engine.import_state work
     ds4_roundings: bool = False  # Engine.open(ds4_roundings=True) works
+    numerics: str = "float32"  # one of NUMERICS: which accuracy limits hold; may depend on Options.exact
     absent: Mapping[str, str] = field(default_factory=dict)  # laws of LAWS that do not hold (yet): name -> reason
 
 
 class StepPlan(Protocol):
-    """One validated step as flat arrays. Owned and reused by the core: read-only, valid from begin to publish.
+    """One validated step as flat arrays: which rows there are, and where their sessions' caches lie.
 
     A step has `n_items` items (sessions), each with one or more consecutive rows (tokens); rows of one item are
     adjacent and in position order. Row `i` is also row `i` of the runner's step buffers.
+
+    All arrays are int32, C-contiguous, read-only, and owned by the core, which reuses them: they hold from `begin` to
+    the end of `publish` (or `abort`) of this step, and a runner that needs a value later copies it. Everything in
+    them has been checked: an index is in range, no session and no writable page is there twice. A step of three
+    sessions, one that reads 3 tokens at position 254, two that write one token each:
+
+        n_rows      5                        n_items     3
+        tokens      [17  4  9  | 33 | 8]     item_row    [0 3 4 5]
+        pos         [254 255 256 | 40 | 0]   item_pos    [254 40 0]
+        row_item    [0  0  0   | 1  | 2]     item_slab   [2 0 1]
+        logit_rows  [2 3 4]                  page_start  [0 2 3 4]     page_ids  [7 3 | 5 | 0]
     """
 
     @property
-    def n_rows(self) -> int: ...
+    def n_rows(self) -> int:
+        """Tokens in this step, 1 <= n_rows <= limits.max_rows."""
+
     @property
-    def n_items(self) -> int: ...
+    def n_items(self) -> int:
+        """Sessions in this step, 1 <= n_items <= limits.sessions."""
+
     @property
     def tokens(self) -> Int32s:
         """int32 [n_rows]: token ids, 0 <= id < vocab."""
@@ -142,17 +168,18 @@ class StepPlan(Protocol):
 
     @property
     def row_item(self) -> Int32s:
-        """int32 [n_rows]: the item a row belongs to."""
+        """int32 [n_rows], ascending: the item a row belongs to."""
 
     @property
     def item_row(self) -> Int32s:
-        """int32 [n_items + 1]: item k has the rows item_row[k] .. item_row[k + 1] - 1."""
+        """int32 [n_items + 1], ascending: item k has the rows item_row[k] .. item_row[k + 1] - 1, at least one."""
 
     @property
     def item_pos(self) -> Int32s:
         """int32 [n_items]: committed tokens of the session = position of the item's first row.
 
-        Older positions are in the slab's rings and in pages, item_pos and newer in the step buffers."""
+        Older positions are in the slab's rings and in pages, item_pos and newer in the step buffers: position p of
+        item k is row item_row[k] + p - item_pos[k]."""
 
     @property
     def item_slab(self) -> Int32s:
@@ -160,15 +187,19 @@ class StepPlan(Protocol):
 
     @property
     def page_start(self) -> Int32s:
-        """int32 [n_items + 1]: item k's page table is page_ids[page_start[k] : page_start[k + 1]]."""
+        """int32 [n_items + 1], ascending: item k's page table is page_ids[page_start[k] : page_start[k + 1]]."""
 
     @property
     def page_ids(self) -> Int32s:
-        """int32 [page_start[n_items]]: page numbers, in token order; they cover every row of the step."""
+        """int32 [page_start[n_items]]: page numbers, 0 <= page < limits.pages, in token order.
+
+        Position p of item k is in page page_ids[page_start[k] + p // 256]; they cover every row of the step. Pages in
+        which this step completes entries belong to their item alone; older ones may be in several page tables."""
 
     @property
     def logit_rows(self) -> Int32s:
-        """int32 [n_logit_rows], ascending: rows whose logits are wanted."""
+        """int32 [n_logit_rows], ascending: rows whose logits are wanted. Row j of `read_logits` is row
+        logit_rows[j] of the step."""
 
     def check(self) -> None:
         """Raise if the step was cancelled or a signal (Ctrl-C) is pending. Long native work calls it, with the

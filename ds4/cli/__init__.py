@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ds4.backend.commands import Command
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
-    {name: f"ds4.cli.{name}" for name in ("run", "inspect", "synth", "backends")}
+    {name: f"ds4.cli.{name}" for name in ("run", "inspect", "synth", "backends", "plugin")}
 )
 """Command names and their modules."""
 

@@ -106,3 +106,16 @@ def dequantize(tensor: BlockData) -> npt.NDArray[np.float32]:
     rows = tensor.data.reshape(-1, row_bytes(tensor.dtype, tensor.shape[-1]))
     values = decode(rows, GGMLQuantizationType(fmt.ggml_id))
     return np.array(values, dtype=np.float32).reshape(tensor.shape)
+
+
+def read_ids(tensor: BlockData) -> npt.NDArray[np.int32]:
+    """A table of ids as a read-only int32 array of `tensor.shape`. Raises TensorError for anything but I32."""
+    if tensor.dtype != "I32":
+        raise TensorError(
+            "only a table of ids has ids to read; weights are for dequantize",
+            tensor=tensor.name,
+            expected="I32",
+            found=tensor.dtype,
+        )
+    ids = tensor.data.view("<i4").reshape(tensor.shape)
+    return np.asarray(ids, dtype=np.int32)

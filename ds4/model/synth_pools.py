@@ -29,6 +29,9 @@ _SCALE_OFFSETS = {  # dtype: offset of the float16 scale in a block, offset of t
     "IQ2_XXS": (0, None, 0.0),
     "Q2_K": (80, 82, 1.5),  # mean of scale * value, 7.5 * 1.5, over mean of minimum, 7.5: weights average 0
     "Q4_K": (0, 2, 7.5),  # 31.5 * 7.5 over 31.5
+    "Q5_K": (0, 2, 15.5),
+    "Q4_0": (0, None, 0.0),
+    "Q6_K": (208, None, 0.0),
 }
 _SAMPLE = 256  # blocks decoded to learn the deviation of random ones
 
@@ -49,7 +52,7 @@ def make_pool(dtype: str, fill: Fill, seed: int, wanted: int) -> Pool:
     rng = np.random.default_rng(zlib.crc32(repr((dtype, fill, seed)).encode()))
     unit = 4 * fill.ids_per_row if fill.kind == "ids" else quants.FORMATS[dtype].block_bytes
     n_units = _prime_from(min(POOL_BYTES, max(wanted, 1 << 12)) // unit)
-    period = _random_blocks(dtype, fill, rng, n_units)
+    period = random_blocks(dtype, fill, rng, n_units)
     repeats = -(-(period.size + CHUNK) // period.size)
     return Pool(np.tile(period, repeats)[: period.size + CHUNK], period.size, unit)
 
@@ -62,12 +65,17 @@ def _prime_from(n: int) -> int:
     return n
 
 
-def _random_blocks(dtype: str, fill: Fill, rng: np.random.Generator, n: int) -> Bytes:
+def random_blocks(dtype: str, fill: Fill, rng: np.random.Generator, n: int) -> Bytes:
+    """Bytes of n random blocks (for an id table: n rows) whose decoded values are as `fill` says."""
     if fill.kind == "ids":
         return _id_rows(fill, rng, n)
     if dtype in _SCALE_OFFSETS:
         return _quant_blocks(dtype, fill.scale, rng, n)
+    if dtype == "MXFP4":
+        return _mxfp4_blocks(fill.scale, rng, n)
     values = _floats(fill, rng, n)
+    if dtype == "BF16":
+        return ((values.view(np.uint32) + np.uint32(1 << 15)) >> np.uint32(16)).astype("<u2").view(np.uint8)
     return np.ascontiguousarray(values.astype({"F32": "<f4", "F16": "<f2"}[dtype])).view(np.uint8)
 
 
@@ -95,6 +103,16 @@ def _quant_blocks(dtype: str, scale: float, rng: np.random.Generator, n: int) ->
     sample = np.ascontiguousarray(blocks[:_SAMPLE])
     deviation = float(quants.dequantize(_as_tensor(dtype, sample)).std())
     _set_scales(blocks, dtype, rng.uniform(0.8, 1.2, n).astype(np.float32) * np.float32(scale / deviation))
+    return blocks.reshape(-1)
+
+
+def _mxfp4_blocks(scale: float, rng: np.random.Generator, n: int) -> Bytes:
+    """As `_quant_blocks`; a block's scale is a power of two here, so it varies by a factor of two."""
+    blocks = rng.integers(0, 256, (n, quants.FORMATS["MXFP4"].block_bytes), dtype=np.uint8)
+    blocks[:, 0] = 127
+    deviation = float(quants.dequantize(_as_tensor("MXFP4", np.ascontiguousarray(blocks[:_SAMPLE]))).std())
+    exponent = np.log2(scale / deviation) + rng.uniform(-0.5, 0.5, n)
+    blocks[:, 0] = np.clip(np.rint(127 + exponent), 0, 254)
     return blocks.reshape(-1)
 
 

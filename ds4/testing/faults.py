@@ -43,6 +43,15 @@ class FaultyRunner(Runner):
         """The call after the next `skip` ones of this name raises `error`, once: before its work, or after it."""
         self._planned.setdefault(call, []).append((skip, error, after))
 
+    @property
+    def pending(self) -> int:
+        """Failures that were planned and have not happened."""
+        return sum(map(len, self._planned.values()))
+
+    def forget(self) -> None:
+        """Drop the failures that have not happened."""
+        self._planned.clear()
+
     def _due(self, call: str) -> tuple[BaseException, bool] | None:
         planned = self._planned.get(call)
         if not planned:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -28,11 +29,19 @@ from ds4.backend.contract import (
     cache_parts,
 )
 from ds4.backend.hookspecs import hookimpl
-from ds4.backend.layout import PAGE_TOKENS, CacheLayout
+from ds4.backend.layout import ITEM_BYTES, PAGE_TOKENS, CacheLayout
 from ds4.errors import BackendError
+from ds4.model.quants import MATRIX_DTYPES
 from ds4.model.shape import ModelShape
 from ds4.model.weights import Model, Tensor
 
+ABSENT: Mapping[str, str] = MappingProxyType(
+    {
+        "reference": "it computes no model, its logits are a function of the tokens",
+        "layout": "a slab is a ring of hashes, a page holds 256 of them",
+        "cancel": "it never works long enough to ask",
+    }
+)
 MASK = (1 << 64) - 1
 PEAKS = 8
 """Tokens that stand out in every row; all others have the logit of `FLOOR` less a little."""
@@ -154,7 +163,7 @@ class NullRunner(Runner):
         assert limits.max_rows is not None and limits.pages is not None
         self.layout = null_layout(model, limits, options)
         self.capabilities = Capabilities(
-            limits.max_rows, frozenset(), frozenset({"float32", "float16"}), ds4_roundings=True
+            limits.max_rows, frozenset(MATRIX_DTYPES), frozenset(ITEM_BYTES), ds4_roundings=True, absent=ABSENT
         )
         self._on_step = on_step
         self._ring = self.layout.ring

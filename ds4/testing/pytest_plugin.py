@@ -8,6 +8,9 @@
     @requires(capability)  this test needs what not every backend can do; see `capability_reason`
     @golden                this test compares with recorded values of a reference
 
+A run with such tests, or with a BackendConformance class, lists the backends before the first test, and why others are
+absent.
+
 Tests of other projects pay nothing: backends are looked for only once a test asks for one. Nothing here knows
 a backend by name.
 """
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from ds4.backend.contract import Capabilities
 
 FIXTURE = "ds4_backend"
+CONFORMANCE = "conformance_case"
 FLAGS = ("fork", "export", "ds4_roundings")
 
 
@@ -161,6 +165,8 @@ def ds4_model(request: pytest.FixtureRequest) -> Path:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if CONFORMANCE in metafunc.fixturenames:
+        backends_of(metafunc.config)  # for the header; the class itself decides what runs
     if FIXTURE not in metafunc.fixturenames:
         return
     backends = backends_of(metafunc.config)

@@ -42,6 +42,7 @@ def source() -> set[str]:
         "ds4/data/ds4-tiny.gguf",
         "ds4/data/LICENSE-ds4-tiny.md",
         "ds4/testing/pytest_plugin.py",
+        "ds4/cli/skeleton/pyproject.toml.tmpl",
         "ds4-*.dist-info/licenses/LICENSE",
         "ds4-*.dist-info/licenses/ds4/data/LICENSE-ds4-tiny.md",
         "ds4-*.dist-info/entry_points.txt",
@@ -54,7 +55,7 @@ def test_wheel_has(wheel: set[str], pattern: str) -> None:
 def test_wheel_has_only_what_runs(wheel: set[str]) -> None:
     assert {name.split("/")[0].split("-")[0] for name in wheel} == {"ds4"}
     kinds = {Path(name).suffix for name in wheel if name.startswith("ds4/")}
-    assert kinds <= {".py", ".pyi", ".so", ".typed", ".gguf", ".md", ".json"}
+    assert kinds <= {".py", ".pyi", ".so", ".typed", ".gguf", ".md", ".json", ".tmpl"}
 
 
 @pytest.mark.parametrize(

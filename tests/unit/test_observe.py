@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,13 +114,14 @@ def test_every_step_is_reported_once_from_its_own_thread(engine: ds4.Engine) -> 
         for token in range(3, 23):
             session.feed([token])
 
-    threads = [threading.Thread(target=work, args=[session], name=f"t{i}") for i, session in enumerate(sessions)]
+    threads = [threading.Thread(target=work, args=[session]) for session in sessions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(step for step, _ in seen) == list(range(1, 61))
-    assert Counter(name for _, name in seen) == {"t0": 20, "t1": 20, "t2": 20}
+    # Names, since a thread that starts late may get the number of one that has ended.
+    assert {name for _, name in seen} == {thread.name for thread in threads}
 
 
 # ---------------------------------------------------------------- observers that come, go and fail

@@ -191,3 +191,12 @@ def test_rows_must_be_whole_blocks() -> None:
 def test_ids_are_not_weights() -> None:
     with pytest.raises(TensorError, match="ids"):
         quants.dequantize(tensor("I32", np.zeros((4, 4), np.uint8), (4,)))
+
+
+def test_a_table_of_ids_is_read_as_it_is() -> None:
+    ids = np.array([[3, 0], [-1, 1 << 30]], dtype="<i4")
+    table = SimpleNamespace(name="table", dtype="I32", shape=(2, 2), data=ids.reshape(-1).view(np.uint8))
+    found = quants.read_ids(table)
+    assert found.dtype == np.int32 and found.tolist() == ids.tolist()
+    with pytest.raises(TensorError, match="only a table of ids has ids"):
+        quants.read_ids(SimpleNamespace(**{**vars(table), "dtype": "F32"}))
