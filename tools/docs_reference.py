@@ -168,6 +168,7 @@ ROWS: dict[str, Callable[[ds4.Capabilities], str]] = {
     "weight dtypes": lambda found: ", ".join(sorted(found.weight_dtypes)) or "none: it has no arithmetic",
     "cache dtypes": lambda found: ", ".join(sorted(found.cache_dtypes)),
     **{name: flag(name) for name in ("fork", "export", "ds4_roundings")},
+    "numerics": lambda found: found.numerics,
     **{f"law: {name}": law(name) for name in LAWS},
 }
 
