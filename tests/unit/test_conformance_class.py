@@ -36,6 +36,7 @@ from ds4.testing import NullBackend
 
 class Toy(NullBackend):
     name = "toy"
+    api_version = 1
     priority = 5
     def probe(self):
         {probe}
