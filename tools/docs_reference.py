@@ -167,6 +167,7 @@ def flag(name: str) -> Callable[[ds4.Capabilities], str]:
 ROWS: dict[str, Callable[[ds4.Capabilities], str]] = {
     "weight dtypes": lambda found: ", ".join(sorted(found.weight_dtypes)) or "none: it has no arithmetic",
     "cache dtypes": lambda found: ", ".join(sorted(found.cache_dtypes)),
+    "numerics": lambda found: found.numerics,
     **{name: flag(name) for name in ("fork", "export", "ds4_roundings")},
     **{f"law: {name}": law(name) for name in LAWS},
 }
