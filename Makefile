@@ -27,7 +27,7 @@ help:
 	@echo "make test-example  the tests of plugins/ds4-example, among them the conformance suite"
 	@echo "make lint          ruff, mypy, and the type stubs against what was compiled"
 	@echo "make bench         run the benchmarks                    (ARGS=... for each)"
-	@echo "make docs          write docs/api.md from the docstrings"
+	@echo "make docs          write the reference pages of docs/ from the sources"
 	@echo "make example       write plugins/ds4-example from the templates of ds4 plugin new"
 	@echo "make clean         remove .venv and everything that was built"
 
@@ -53,6 +53,7 @@ lint: $(BUILT) $(EXTRAS)
 
 docs: $(BUILT)
 	$(PY) tools/docs_api.py
+	$(PY) tools/docs_reference.py
 
 example: $(BUILT)
 	rm -rf plugins/ds4-example

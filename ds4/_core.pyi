@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ds4.backend.contract import Runner
+from ds4.backend.observe import StepRecord
 from ds4.engine import Engine
 from ds4.sampling import SamplingParams
 from ds4.snapshot import SessionState, StateKey
@@ -135,6 +136,7 @@ class StepPlan:
 @final
 class EngineCore:
     force_fallback: bool
+    observer: Callable[[StepRecord], object] | None
     def __init__(
         self,
         owner: Engine,

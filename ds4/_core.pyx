@@ -19,11 +19,15 @@ from posix.unistd cimport getpid
 import os
 import threading
 import weakref
+from time import perf_counter
 
 import numpy as np
 
+from ds4.backend.guard import said
 from ds4.backend.layout import PAGE_TOKENS
+from ds4.backend.observe import StepRecord
 from ds4.errors import (
+    BackendError,
     BatchError,
     ContextLimitError,
     DeviceLostError,

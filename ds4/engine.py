@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -12,8 +12,10 @@ from typing import Any
 
 from ds4 import env
 from ds4._core import DecodeItem, EngineCore, Session
+from ds4.backend.calls import open_on, plan_on
 from ds4.backend.contract import Backend, Limits, MemoryPlan, Options, Progress, Runner
 from ds4.backend.layout import ITEM_BYTES, PAGE_TOKENS
+from ds4.backend.observe import Observer, Observers, label_of
 from ds4.backend.registry import Registry
 from ds4.errors import BackendWarning, BatchError, LimitsError, MemoryPlanError
 from ds4.model.shape import ModelShape
@@ -31,7 +33,27 @@ class Engine:
     May be used from any thread. Closing it closes its sessions; a step that is running is waited for.
     """
 
-    def __init__(self, model: Model, backend: Backend, limits: Limits, options: Options, *, owns_model: bool) -> None:
+    model: Model
+    """The opened model file."""
+    limits: Limits
+    """What memory was reserved for, with every field filled in except `memory`."""
+    options: Options
+    """The numeric choices it was opened with."""
+    memory_plan: MemoryPlan
+    """What opening has allocated, part by part."""
+    backend_name: str
+    """Name of the backend it runs on."""
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        limits: Limits,
+        options: Options,
+        *,
+        owns_model: bool,
+        observers: Iterable[tuple[Observer, str]] = (),
+    ) -> None:
         self.model = model
         self.limits = checked_limits(limits)
         self.options = checked_options(options)
@@ -39,12 +61,15 @@ class Engine:
         self.backend_name = backend.name
         self._owns_model = owns_model
         force_fallback: bool = env.read("DS4_FORCE_FALLBACK")
-        self.runner: Runner = backend.open(model, self.limits, self.options)
+        self.runner: Runner = open_on(backend, model, self.limits, self.options)
         try:
             self.core = self._make_core(force_fallback)
         except BaseException:
             self.runner.close()
             raise
+        self._observers = Observers()
+        for observer, label in observers:
+            self._add_observer(observer, label)
 
     def _make_core(self, force_fallback: bool) -> EngineCore:
         limits = self.limits
@@ -79,7 +104,8 @@ class Engine:
         """Open a model file on a backend.
 
         model          path of a GGUF file (any shard of a split one), or an open ds4.Model
-        backend        a name, a ds4.plugin.Backend, or "auto": the best one that can run here
+        backend        a name, or "auto": the best one that can run here; or a ds4.plugin.Backend, then no plugin is
+                       loaded and none observes the steps
         limits         what to reserve memory for (default: Limits())
         exact          float arithmetic; False also allows int8 activations where a backend is faster with them
         cache_dtype    "float32", or "float16" for half the memory per token
@@ -93,8 +119,13 @@ class Engine:
         owns_model = not isinstance(model, Model)
         opened = model if isinstance(model, Model) else Model.open(model)
         try:
-            chosen = backend if isinstance(backend, Backend) else choose_backend(backend)
-            return cls(opened, chosen, limits or Limits(), options, owns_model=owns_model)
+            observers: Iterable[tuple[Observer, str]] = ()
+            if isinstance(backend, Backend):
+                chosen = backend  # as it is: no plugin is looked for
+            else:
+                registry = Registry.load()
+                chosen, observers = choose_backend(registry, backend), registry.observers()
+            return cls(opened, chosen, limits or Limits(), options, owns_model=owns_model, observers=observers)
         except BaseException:
             if owns_model:
                 opened.close()
@@ -174,6 +205,19 @@ class Engine:
         """Cancel the running step from another thread: it raises StepCancelledError there, nothing having moved."""
         self.core.cancel()
 
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call observer(record), a ds4.plugin.StepRecord, after every step that ran; returns a function that ends it.
+
+        Called as the hook `ds4_observe_step` is: for committed and failed steps, not for refused ones, by the thread
+        that ran the step. An observer that raises fails no step; it is switched off with a PluginWarning.
+        """
+        return self._add_observer(observer, label_of(observer))
+
+    def _add_observer(self, observer: Observer, label: str) -> Callable[[], None]:
+        remove = self._observers.add(observer, label)
+        self.core.observer = self._observers
+        return remove
+
     def check_integrity(self) -> None:
         """Prove that every page is owned exactly as often as it is counted; AssertionError otherwise."""
         self.core.check_integrity()
@@ -182,9 +226,11 @@ class Engine:
 
     def close(self) -> None:
         """Free the device; sessions raise SessionClosedError from then on. Closing twice is fine."""
-        self.core.close()
-        if self._owns_model:
-            self.model.close()
+        try:
+            self.core.close()
+        finally:
+            if self._owns_model:
+                self.model.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -218,9 +264,8 @@ def eval_batch(items: Iterable[DecodeItem]) -> None:
     engine.eval_batch(batch)
 
 
-def choose_backend(name: str) -> Backend:
+def choose_backend(registry: Registry, name: str) -> Backend:
     """The backend of that name, or for "auto" the best that can run here, with a warning when it is second choice."""
-    registry = Registry.load()
     backend = registry.choose(name)
     if registry.note is not None:
         warnings.warn(BackendWarning(registry.note), stacklevel=3)
@@ -267,11 +312,15 @@ def checked_options(options: Options) -> Options:
 
 def plan_memory(backend: Backend, model: Model, limits: Limits, options: Options) -> tuple[Limits, MemoryPlan]:
     """Fill in `limits.pages` and return it with the plan; raises MemoryPlanError with the sum when it cannot fit."""
+
+    def plan_for(n_pages: int) -> MemoryPlan:
+        return plan_on(backend, model, replace(limits, pages=n_pages), options)
+
     wanted = limits.sessions * -(-limits.context // PAGE_TOKENS)
     pages = limits.pages if limits.pages is not None else wanted
     if limits.memory is not None:
-        fixed = backend.memory_plan(model, replace(limits, pages=0), options)
-        one = backend.memory_plan(model, replace(limits, pages=1), options).total - fixed.total
+        fixed = plan_for(0)
+        one = plan_for(1).total - fixed.total
         pages = min(wanted, (limits.memory - fixed.total) // one if one > 0 else wanted)
         if pages < 1:
             raise MemoryPlanError(
@@ -279,8 +328,7 @@ def plan_memory(backend: Backend, model: Model, limits: Limits, options: Options
                 needed=fixed.total + one,
                 available=limits.memory,
             )
-    filled = replace(limits, pages=pages)
-    plan = backend.memory_plan(model, filled, options)
+    plan = plan_for(pages)
     if plan.available is not None and plan.total > plan.available:
         raise MemoryPlanError(
             f"the engine would need {plan}. Use fewer sessions, a smaller context, cache_dtype='float16', or "
@@ -288,4 +336,4 @@ def plan_memory(backend: Backend, model: Model, limits: Limits, options: Options
             needed=plan.total,
             available=plan.available,
         )
-    return filled, plan
+    return replace(limits, pages=pages), plan

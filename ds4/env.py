@@ -34,6 +34,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 3600:
+        raise ValueError("use a number of seconds above 0 and up to 3600")
+    return seconds
+
+
 @dataclass(frozen=True)
 class Switch:
     name: str
@@ -45,8 +55,9 @@ class Switch:
 SWITCHES: dict[str, Switch] = {
     s.name: s
     for s in (
-        Switch("DS4_PLUGINS", _names, None, "load only these backend plugins, by entry point name"),
+        Switch("DS4_PLUGINS", _names, None, "load only these plugins, by entry point name"),
         Switch("DS4_STRICT_PLUGINS", _flag, False, "a plugin that cannot be loaded is an error, not a warning"),
+        Switch("DS4_PROBE_TIMEOUT", _seconds, 5.0, "seconds in which a backend must have said whether it can run here"),
         Switch("DS4_FORCE_FALLBACK", _flag, False, "run every step row by row on the backend's reference path"),
         Switch("DS4_THREADS", _count, None, "threads of the CPU backend when Engine.open(threads=...) is not given"),
         Switch("DS4_MODEL", str, None, "the model file that commands use when -m is not given"),

@@ -1,4 +1,4 @@
-"""Everything a backend author imports: the contract, its records, the hooks and the errors to raise."""
+"""Everything a plugin imports: the contract, its records, the hooks and the errors to raise."""
 
 from ds4.backend.contract import (
     API_VERSION,
@@ -19,12 +19,15 @@ from ds4.backend.contract import (
     StepPlan,
     cache_parts,
 )
-from ds4.backend.hookspecs import ENTRY_POINT_GROUP, hookimpl
+from ds4.backend.hookspecs import ENTRY_POINT_GROUP, PLUGIN_GROUP, RegisterCommand, hookimpl
 from ds4.backend.layout import NONE, PAGE_TOKENS, CacheLayout, LayerLayout
+from ds4.backend.observe import StepRecord
+from ds4.backend.versions import MIN_API_VERSION
 from ds4.errors import (
     BackendError,
     BackendUnavailableError,
     DeviceLostError,
+    Ds4Error,
     LimitsError,
     MemoryPlanError,
     StateError,
@@ -42,9 +45,11 @@ __all__ = [
     "FORMATS",
     "HCA",
     "LAWS",
+    "MIN_API_VERSION",
     "NONE",
     "NUMERICS",
     "PAGE_TOKENS",
+    "PLUGIN_GROUP",
     "SLIDING",
     "Backend",
     "BackendError",
@@ -54,6 +59,7 @@ __all__ = [
     "CacheLayout",
     "Capabilities",
     "DeviceLostError",
+    "Ds4Error",
     "Float32s",
     "Int32s",
     "LayerLayout",
@@ -66,9 +72,11 @@ __all__ = [
     "Options",
     "Probe",
     "Progress",
+    "RegisterCommand",
     "Runner",
     "StateError",
     "StepPlan",
+    "StepRecord",
     "Tensor",
     "UnsupportedModelError",
     "cache_parts",

@@ -302,21 +302,28 @@ def escaped(paragraph: str) -> str:
     return "`".join(span if i % 2 else span.replace("<", "&lt;") for i, span in enumerate(spans))
 
 
+def write_pages(pages: dict[Path, str], *, is_check: bool) -> int:
+    """Write the pages, or only say how those in the tree differ. Returns the exit code."""
+    stale = 0
+    for path, new in pages.items():
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        name = path.relative_to(ROOT).as_posix()
+        if not is_check:
+            path.write_text(new, encoding="utf-8")
+        elif new != old:
+            diff = difflib.unified_diff(old.splitlines(), new.splitlines(), name, "sources", lineterm="", n=1)
+            print("\n".join(diff))
+            print(f"{name} is not what the sources say: run `make docs`", file=sys.stderr)
+            stale = 1
+    return stale
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is not up to date")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    new = page()
-    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    if not args.check:
-        PAGE.write_text(new, encoding="utf-8")
-    elif new != old:
-        diff = difflib.unified_diff(old.splitlines(), new.splitlines(), "docs/api.md", "docstrings", lineterm="", n=1)
-        print("\n".join(diff))
-        print("docs/api.md is not what the docstrings say: run `make docs`", file=sys.stderr)
-        return 1
-    return 0
+    return write_pages({PAGE: page()}, is_check=args.check)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ds4.model.weights import Model
 
 API_VERSION = 1
-"""Version of this contract. A backend is refused when its `api_version` differs."""
+"""Newest version of the plugin API (this contract and the hooks) that this ds4 takes; MIN_API_VERSION is the oldest."""
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -122,14 +122,14 @@ class Capabilities:
     for: a weight dtype with UnsupportedModelError, a cache dtype or ds4_roundings with that or LimitsError.
     """
 
-    max_rows: int
-    weight_dtypes: frozenset[str]
-    cache_dtypes: frozenset[str] = frozenset({"float32"})
-    fork: bool = True
-    export: bool = True
-    ds4_roundings: bool = False
-    numerics: str = "float32"  # one of NUMERICS; may depend on Options.exact
-    absent: Mapping[str, str] = field(default_factory=dict)
+    max_rows: int  # rows one step may have: the Limits.max_rows that it was opened with
+    weight_dtypes: frozenset[str]  # GGUF types of weights that the kernels can decode, such as "Q4_K"
+    cache_dtypes: frozenset[str] = frozenset({"float32"})  # what Engine.open(cache_dtype=...) may be
+    fork: bool = True  # Session.fork works (copy_state of slabs)
+    export: bool = True  # Session.export_state and Engine.import_state work
+    ds4_roundings: bool = False  # Engine.open(ds4_roundings=True) works
+    numerics: str = "float32"  # one of NUMERICS: which accuracy limits hold; may depend on Options.exact
+    absent: Mapping[str, str] = field(default_factory=dict)  # name of a law, duty or False flag -> reason
 
 
 class StepPlan(Protocol):
@@ -272,12 +272,15 @@ class Backend(ABC):
 
     name: ClassVar[str]
     api_version: ClassVar[int] = API_VERSION
+    """Version of the plugin API that the class was written for. A plugin has to say it, as a number."""
     priority: ClassVar[int] = 0
     """`auto` takes the available backend of highest priority; below 0 it is never taken by itself."""
 
     @abstractmethod
     def probe(self) -> Probe:
-        """Look for the device, without side effects. Must not raise for an absent driver or device."""
+        """Look for the device, without side effects. Must not raise for an absent driver or device.
+
+        Called in a thread of its own, maybe while other backends are probed; has DS4_PROBE_TIMEOUT seconds (5)."""
 
     @abstractmethod
     def memory_plan(self, model: Model, limits: Limits, options: Options) -> MemoryPlan:

@@ -1,4 +1,5 @@
-"""The backends of this environment: which there are, which can run here, which one to take. Opens no model.
+"""The plugins of this environment: which backends there are, which can run here, which one to take; who observes
+steps; which commands there are besides ds4's own. Opens no model.
 
 Built-in plugins (distribution `ds4`) come first and own their names; after them the order is that of the
 distributions' names, so that what wins never depends on the order of installation. How one plugin is found, loaded
@@ -9,13 +10,17 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ds4 import env
+from ds4.backend.commands import Command
 from ds4.backend.contract import Backend, Probe
-from ds4.backend.loading import AUTO, Loader, Refused, Source, guard, list_sources, said
+from ds4.backend.guard import Refused, guard
+from ds4.backend.loading import AUTO, Loader, Plugin, Source, list_sources
+from ds4.backend.observe import Observer
+from ds4.backend.probing import ask
 from ds4.errors import BackendError, BackendUnavailableError, PluginError, PluginWarning, SettingError
 
 
@@ -31,10 +36,14 @@ class BackendEntry:
 
 
 class Registry:
-    """The backends of this environment. Immutable after `load`, except for `note`, which `choose` writes."""
+    """The plugins of this environment. Immutable after `load`, except for `note`, which `choose` writes."""
 
-    def __init__(self, entries: Iterable[BackendEntry]) -> None:
+    def __init__(
+        self, entries: Iterable[BackendEntry], plugins: Iterable[Plugin] = (), *, is_strict: bool = False
+    ) -> None:
         self._entries = tuple(entries)
+        self._plugins = tuple(plugins)
+        self._is_strict = is_strict
         self.note: str | None = None
         """What the user should know about the last `choose("auto")`: which better backends were passed over, why."""
 
@@ -55,22 +64,20 @@ class Registry:
         picked, left_out = _pick(sources, only)
         loader = Loader({source.name for source in sources if source.is_own})
         entries: list[BackendEntry] = []
+        plugins: list[Plugin] = []
         for source in sources:
             if source.name not in picked:
                 entries.append(_without_backend(source, left_out))
                 continue
             try:
-                backends = guard("loading it", partial(loader.load, source))
+                plugin = guard("loading it", partial(loader.load, source))
             except Refused as refused:
-                message = f"plugin {source.name} of {source.distribution} {source.version} is left out: {refused}"
-                if strict:
-                    data = {"distribution": source.distribution, "reason": str(refused)}
-                    raise PluginError(message, **data) from refused.__cause__
-                warnings.warn(PluginWarning(message), stacklevel=2)
+                _report(source, f"{source} is left out", refused, strict)
                 entries.append(_without_backend(source, str(refused)))
                 continue
-            entries.extend(BackendEntry(b.name, source.distribution, source.version, b, None) for b in backends)
-        return cls(entries)
+            plugins.append(plugin)
+            entries.extend(BackendEntry(b.name, source.distribution, source.version, b, None) for b in plugin.backends)
+        return cls(entries, plugins, is_strict=strict)
 
     def entries(self) -> tuple[BackendEntry, ...]:
         """Everything found, in load order: backends, and plugins that gave none with the reason."""
@@ -89,19 +96,37 @@ class Registry:
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise BackendError(f"there is no backend {name!r}{hint}; known: {self._listing()}", backend=name)
 
+    def plugins(self) -> tuple[Plugin, ...]:
+        """The plugins that were loaded, in load order; those that were not are in `entries`, with the reason."""
+        return self._plugins
+
+    def observers(self) -> tuple[tuple[Observer, str], ...]:
+        """The plugins' observers of steps, in load order, each with the words that name it in a warning."""
+        found = ((plugin.observer(), f"the step observer of {plugin.source}") for plugin in self._plugins)
+        return tuple((observer, label) for observer, label in found if observer is not None)
+
+    def commands(self, taken: Collection[str] = ()) -> tuple[Command, ...]:
+        """The plugins' commands, in load order. `taken` are names that no plugin can have: ds4's own.
+
+        A plugin whose hook fails, or that registers a command that cannot be, has none of its commands in the list: one
+        PluginWarning says why, or a PluginError where plugins are loaded strictly.
+        """
+        commands: list[Command] = []
+        for plugin in self._plugins:
+            try:
+                commands += plugin.commands({*taken, *(command.name for command in commands)})
+            except Refused as refused:
+                _report(plugin.source, f"the commands of {plugin.source} are left out", refused, self._is_strict)
+        return tuple(commands)
+
     def probe(self, backend: Backend) -> Probe:
-        """backend.probe(), except that a probe that fails is an absent device with that reason."""
-        try:
-            found = backend.probe()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as exc:
-            return Probe(False, f"its probe raised {said(exc)}")
-        if not isinstance(found, Probe):
-            return Probe(False, f"its probe returned {type(found).__name__}, not a ds4.plugin.Probe")
-        if not found.available and not found.reason:
-            return Probe(False, "its probe gave no reason", found.devices)
-        return found
+        """backend.probe(), except that one that fails, or takes longer than DS4_PROBE_TIMEOUT seconds, is an absent
+        device with that reason."""
+        return self.probe_all([backend])[0]
+
+    def probe_all(self, backends: Sequence[Backend]) -> list[Probe]:
+        """`probe` of several backends, all at once: the time limit is for all of them together."""
+        return ask(backends, env.read("DS4_PROBE_TIMEOUT"))
 
     def choose(self, name: str = AUTO) -> Backend:
         """The backend to open a model on: the named one, or for "auto" the available one of highest priority.
@@ -124,6 +149,7 @@ class Registry:
     def _best(self) -> Backend:
         absent: list[str] = []
         eligible = [backend for backend in self.backends() if backend.priority >= 0]
+        # One after the other: a device that is not going to be used should not be woken up.
         for backend in sorted(eligible, key=lambda backend: -backend.priority):
             probe = self.probe(backend)
             if probe.available:
@@ -143,6 +169,15 @@ class Registry:
         )
 
 
+def _report(source: Source, what: str, refused: Refused, strict: bool) -> None:
+    """One warning, or the PluginError that it is where plugins are loaded strictly."""
+    message = f"{what}: {refused}"
+    if strict:
+        data = {"distribution": source.distribution, "reason": str(refused)}
+        raise PluginError(message, **data) from refused.__cause__
+    warnings.warn(PluginWarning(message), stacklevel=3)
+
+
 def _without_backend(source: Source, reason: str) -> BackendEntry:
     return BackendEntry(source.name, source.distribution, source.version, None, reason)
 
@@ -157,7 +192,7 @@ def _pick(sources: Sequence[Source], only: Sequence[str] | None) -> tuple[set[st
     for name in chosen:
         if name in names:
             continue
-        message = f"there is no backend plugin {name!r}; installed: {', '.join(sorted(names)) or 'none'}"
+        message = f"there is no plugin {name!r}; installed: {', '.join(sorted(names)) or 'none'}"
         if only is None:
             raise SettingError(f"DS4_PLUGINS cannot be {shown!r}: {message}", name="DS4_PLUGINS", value=shown)
         raise BackendError(message, backend=name)

@@ -2,10 +2,11 @@
 
 A command is a module of this package with `HELP`, one line; `configure(parser)`, which adds its options and sets
 `parser.epilog` to an example; and `run(args) -> int`, which does the work and returns the exit code. Only the
-module of the command that was asked for is imported.
+module of the command that was asked for is imported. Plugins may add commands (hook `ds4_register_commands`); they are
+loaded only for help and for a command that is not ours, so that no plugin stands between a user and our own.
 
 Exit codes: 0 done; 2 a mistake of the user or of the environment, said in one line; 130 Ctrl-C; 141 the reader of
-a pipe went away. Anything else is a fault of ds4 and shows its traceback.
+a pipe went away. Anything else is a fault, of ds4 or of the plugin that is named, and shows its traceback.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ds4.errors import BackendWarning, Ds4Error, PluginWarning
+
+if TYPE_CHECKING:
+    from ds4.backend.commands import Command
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {name: f"ds4.cli.{name}" for name in ("run", "inspect", "synth", "backends", "plugin")}
@@ -71,7 +77,42 @@ def _parser(argv: Sequence[str], commands: Mapping[str, str]) -> argparse.Argume
         sub = subparsers.add_parser(name, help=module.HELP, description=module.HELP, formatter_class=form)
         module.configure(sub)
         sub.set_defaults(run_command=module.run)
+    for command in [] if wanted or argv[:1] == ["--version"] else _of_plugins(commands):
+        title = f"{command.help} ({command.owner})"
+        line = title.replace("%", "%%")  # in a line of help argparse takes a % for a place to fill in
+        sub = subparsers.add_parser(command.name, help=line, description=title, formatter_class=form)
+        if argv[:1] == [command.name]:
+            with _named(command):
+                command.configure(sub)
+        sub.set_defaults(run_command=partial(_run_of_plugin, command))
     return parser
+
+
+# ---------------------------------------------------------------- commands of plugins
+
+
+def _of_plugins(ours: Mapping[str, str]) -> tuple[Command, ...]:
+    from ds4.backend.registry import Registry
+
+    return Registry.load().commands(taken=ours.keys())
+
+
+def _run_of_plugin(command: Command, args: argparse.Namespace) -> int:
+    with _named(command):
+        return command.run(args) or 0
+
+
+@contextmanager
+def _named(command: Command) -> Iterator[None]:
+    """A traceback that leaves a plugin's command says whose it is."""
+    try:
+        yield
+    except Exception as exc:
+        exc.add_note(f"This was raised by the command {command.name!r} of {command.owner}, which is not part of ds4.")
+        raise
+
+
+# ---------------------------------------------------------------- words
 
 
 def _version() -> str:

@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 
+from ds4.backend.contract import Probe
 from ds4.backend.registry import BackendEntry, Registry
 
 HELP = "list the backends that are installed, and why one is not available"
@@ -38,18 +39,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     registry = Registry.load()
-    rows = [row_of(registry, entry) for entry in registry.entries()]
+    answers = iter(registry.probe_all(registry.backends()))
+    rows = [row_of(entry, None if entry.backend is None else next(answers)) for entry in registry.entries()]
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
-    else:
-        print_table(rows)
+        return 0
+    print_table(rows)
+    for plugin in registry.plugins():
+        others = [hook for hook in plugin.hooks if hook != "ds4_register_backends"]
+        if others:
+            print(f"{plugin.source} has {', '.join(others)}")
     return 0
 
 
-def row_of(registry: Registry, entry: BackendEntry) -> Row:
-    if entry.backend is None:
+def row_of(entry: BackendEntry, probe: Probe | None) -> Row:
+    if entry.backend is None or probe is None:
         return Row(entry.name, entry.distribution, entry.version, False, entry.reason, (), None)
-    probe = registry.probe(entry.backend)
     reason = None if probe.available else probe.reason
     devices = tuple(str(device) for device in probe.devices)
     priority = entry.backend.priority

@@ -31,6 +31,8 @@ cdef class EngineCore:
     cdef readonly bint lost
     cdef readonly str last_path
     cdef readonly uint64_t n_steps
+    cdef public object observer  # None, or called with a StepRecord after every step; falsy = nobody listens
+    cdef str path  # of the running step, once it is decided
     cdef public bint force_fallback
     cdef object lock  # serialises whatever touches the runner
     cdef uint64_t last_stamp
@@ -41,7 +43,7 @@ cdef class EngineCore:
         self.owner, self.runner, self.backend_name, self.make_key = owner, runner, backend_name, make_key
         self.vocab, self.context, self.max_rows, self.rewind = vocab, context, max_rows, rewind
         self.force_fallback = force_fallback
-        self.last_path = ""
+        self.last_path = self.path = ""
         self.cache = KVCache(sessions, pages)
         self.plan = StepPlan(max_rows, sessions, sessions * pages_for(context))
         self.lock = threading.Lock()
@@ -218,20 +220,39 @@ cdef class EngineCore:
 
     cdef object run(self, list sessions, list tokens, bint want_all):
         """tokens: per item an int, or an int32 array. Returns the logits block, float32 [n_logit_rows, vocab]."""
-        with self.lock:
-            self.require_alive()
-            self.fill_plan(sessions, tokens, want_all)
-            cows = self.reserve(sessions)
-            interrupt = None
-            try:
-                block, interrupt = self.drive(cows)
-            except BaseException:
-                self.give_back(sessions)
-                raise
-            self.commit(sessions, block)
-            if interrupt is not None:
-                raise interrupt
-            return block
+        observer = self.observer or None
+        record = None
+        try:
+            with self.lock:
+                self.require_alive()
+                self.fill_plan(sessions, tokens, want_all)
+                cows = self.reserve(sessions)
+                started = 0.0 if observer is None else perf_counter()
+                try:
+                    block, interrupt = self.drive(cows)
+                except BaseException as exc:
+                    self.give_back(sessions)
+                    if observer is not None:
+                        record = self.describe(self.n_steps + 1, perf_counter() - started, exc)
+                    raise
+                self.commit(sessions, block)
+                if observer is not None:
+                    record = self.describe(self.n_steps, perf_counter() - started, None)
+        finally:
+            # Without the lock: an observer may be slow, or ask the engine something.
+            if record is not None:
+                observer(record)
+        if interrupt is not None:
+            raise interrupt
+        return block
+
+    cdef object describe(self, uint64_t step, double seconds, object error):
+        """The plan's step as a StepRecord, which outlives the plan."""
+        cdef StepPlan plan = self.plan
+        return StepRecord(
+            engine_id=id(self.owner), backend=self.backend_name, step=step, n_rows=plan.n_rows, n_items=plan.n_items,
+            n_logit_rows=plan.n_logit_rows, path=self.path, seconds=seconds,
+            error=None if error is None else said(error))
 
     cdef int fill_plan(self, list sessions, list tokens, bint want_all) except -1:
         cdef StepPlan plan = self.plan
@@ -318,8 +339,10 @@ cdef class EngineCore:
         cdef StepPlan plan = self.plan
         runner = self.runner
         call = "why_not_shared"
+        self.path = ""
         try:
             reason = "forced by DS4_FORCE_FALLBACK" if self.force_fallback else runner.why_not_shared(plan)
+            self.path = "shared" if reason is None else f"fallback: {reason}"
             if cows:
                 call = "copy_state"
                 runner.copy_state((), cows)
@@ -343,7 +366,7 @@ cdef class EngineCore:
         except BaseException as exc:
             self.abort(exc, call)
             raise
-        self.last_path = "shared" if reason is None else f"fallback: {reason}"
+        self.last_path = self.path
         return block, interrupt
 
     cdef int abort(self, object exc, str call) except -1:
@@ -435,7 +458,11 @@ cdef class EngineCore:
         key = self.state_key()
         with self.lock:
             self.require_alive()
-            slab, pages = self.runner.export_state(session.slab, session.pages)
+            try:
+                slab, pages = self.runner.export_state(session.slab, session.pages)
+            except Exception as exc:
+                self.abort(exc, "export_state")
+                raise
         return SessionState(
             key=key, tokens=session.tokens, high=session.high, seed=session._seed, seed_given=session.seed_given,
             logits=None if session.block is None else np.array(session.block[session.block_row]),
@@ -502,7 +529,11 @@ cdef class EngineCore:
             if self.closed:
                 return
             self.closed = True
-            self.runner.close()
+            try:
+                self.runner.close()
+            except Exception as exc:
+                raise BackendError(f"backend {self.backend_name!r} failed in close: {said(exc)}. The engine is closed",
+                                   backend=self.backend_name) from exc
 
 
 cdef object publish(object runner, StepPlan plan):

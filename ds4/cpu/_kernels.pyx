@@ -55,6 +55,11 @@ cdef const ds4_leaf *find_level(str name) except NULL:
     raise ValueError(f"no kernel level {name!r} on this machine")
 
 
+cdef void fill_tables(ds4_tables *tables, const float[:, ::1] iq2_xxs) noexcept:
+    memcpy(tables.iq2_xxs, &iq2_xxs[0, 0], sizeof(tables.iq2_xxs))
+    ds4_fill_signs(tables)
+
+
 def levels():
     """Names of the kernel versions that this machine can run, the plainest first."""
     cdef const ds4_leaf *const *level = ds4_leaf_levels()
@@ -185,7 +190,7 @@ cdef class Machine:
             raise KeyError(name)
 
     def set_tables(self, const float[:, ::1] iq2_xxs):
-        memcpy(self.run.model.tables.iq2_xxs, &iq2_xxs[0, 0], sizeof(self.run.model.tables.iq2_xxs))
+        fill_tables(&self.run.model.tables, iq2_xxs)
 
     def set_cache(self, uint8_t[:, ::1] slabs, uint8_t[:, ::1] pages):
         self.writable += [slabs, pages]

@@ -20,6 +20,7 @@ cdef extern from "model.h" nogil:
         void (*dots)(const float *const *w, int n_w, const float *const *x, int n_x, int n, float *const *y)
         void (*weigh)(const float *const *row, int n_row, const float *const *weight, int n_y, int n, float *const *y)
         ds4_decode_fn *decode[11]
+    void ds4_fill_signs(ds4_tables *tables)
     const ds4_leaf *const *ds4_leaf_levels()
 
     ctypedef struct ds4_mat:
@@ -120,6 +121,10 @@ cdef extern from "round.h" nogil:
     void ds4_round_latent(float *row, int n, int n_plain)
     void ds4_round_index(float *row, int n)
     void ds4_round_half(float *row, int n)
+
+cdef extern from "vec.h" nogil:
+    float ds4_sqrt_softplus(float v)
+    float ds4_swiglu(float gate, float up, float limit)
 
 cdef struct poll_state:
     void *machine

@@ -3,7 +3,7 @@
 def decode_row(str dtype, const uint8_t[::1] row, float[::1] out, const float[:, ::1] iq2_xxs, str level=None):
     """Decode one row of whole blocks, len(out) values."""
     cdef ds4_tables tables
-    memcpy(tables.iq2_xxs, &iq2_xxs[0, 0], sizeof(tables.iq2_xxs))
+    fill_tables(&tables, iq2_xxs)
     find_level(level).decode[<int>DTYPES[dtype]](&row[0], &out[0], out.shape[0], &tables)
 
 
@@ -53,7 +53,7 @@ def multiply(str dtype, const uint8_t[:, ::1] w, const float[:, ::1] x, float[:,
     if run == NULL:
         raise MemoryError("no memory for a run")
     try:
-        memcpy(run.model.tables.iq2_xxs, &iq2_xxs[0, 0], sizeof(run.model.tables.iq2_xxs))
+        fill_tables(&run.model.tables, iq2_xxs)
         mat.data, mat.row_bytes, mat.dtype, mat.n_in, mat.n_out = &w[0, 0], w.shape[1], DTYPES[dtype], x.shape[1], w.shape[0]
         run.leaf, run.poll, run.n_threads = find_level(level), never, threads
         run.work.decode_floats, run.work.thread_weights, run.work.job_start = decode_floats, &room[0], &job_start[0]
@@ -85,6 +85,14 @@ def f32_to_f16(const float[::1] values, uint16_t[::1] out):
 
 def rope_angles(const double[::1] freq, int pos, float[::1] cos_out, float[::1] sin_out):
     ds4_rope_angles(&freq[0], freq.shape[0], pos, &cos_out[0], &sin_out[0])
+
+
+def sqrt_softplus(float v):
+    return ds4_sqrt_softplus(v)
+
+
+def swiglu(float gate, float up, float limit):
+    return ds4_swiglu(gate, up, limit)
 
 
 def round_latent(float[::1] row, int n_plain):

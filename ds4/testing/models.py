@@ -245,6 +245,7 @@ def dtype_in(dtype: str, role: Role) -> str:
 def _models() -> Mapping[str, Recipe]:
     blocks = _shape((4,), _blocks())
     models = {
+        "small": Recipe(_shape((0, 4, 128), n_hash_layers=1), "every layer kind once", seed=1),
         "flash": Recipe(
             _shape((0, 0, 4, 128, 4, 128), n_hash_layers=3),
             "all layer kinds in Flash's order, three hash layers",

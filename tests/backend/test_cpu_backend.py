@@ -355,6 +355,19 @@ def test_published_yarn_ramp() -> None:
     assert (np.diff(ratio[15:26]) < 0).all()
 
 
+def test_router_activation_is_accurate_far_from_zero() -> None:
+    for v in (-80.0, -30.0, -16.0, -2.0, 0.0, 1.0, 19.9, 20.1, 90.0):
+        assert _kernels.sqrt_softplus(v) == pytest.approx(np.sqrt(np.logaddexp(0, v)), rel=3e-7)
+
+
+def test_experts_clamp_the_gate_above_and_the_up_on_both_sides() -> None:
+    def silu(v: float) -> float:
+        return v / (1 + float(np.exp(-v)))
+
+    for gate, up, a, b in ((3.0, 5.0, 2.0, 2.0), (-9.0, -5.0, -9.0, -2.0), (1.0, 0.5, 1.0, 0.5)):
+        assert _kernels.swiglu(gate, up, 2.0) == pytest.approx(silu(a) * b, rel=1e-6)
+
+
 def test_latent_rounding_equals_the_emulation() -> None:
     rng = np.random.default_rng(0)
     for scale in (1e-6, 1e-3, 1.0, 30.0, 2.0**-7):

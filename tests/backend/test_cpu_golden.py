@@ -6,6 +6,7 @@ within 2e-4, the same choices of experts and entries.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -190,3 +191,57 @@ def test_ds4_roundings_are_exact_in_their_own_way() -> None:
             runs.append(drive.feed(drive.session(), case.tokens, chunk, path=path).view(np.uint32))
     for run in runs[1:]:
         np.testing.assert_array_equal(runs[0], run)
+
+
+# ---------------------------------------------------------------- ties
+
+
+@pytest.mark.parametrize("path", ["shared", "fallback"])
+def test_ties_go_to_the_lowest_index(path: str) -> None:
+    """A router and an indexer whose scores are all equal: the golden files contain no tie."""
+    case = golden("tiny-long")
+    flat = ("ffn_gate_inp.weight", "exp_probs_b.bias", "indexer.proj.weight")
+    weights = {
+        name: replace(tensor, data=np.zeros_like(tensor.data)) if name.endswith(flat) else tensor
+        for name, tensor in case.model.weights.items()
+    }
+    model = replace(case.model, weights=weights)
+    reference = Reference(model.shape, decode_all(weights))
+    expected = reference.run(case.tokens[:150])
+    top_k, n_used = model.shape.index_top_k, model.shape.n_experts_used
+    np.testing.assert_array_equal(reference.trace["ix_sel_1"], np.arange(top_k))
+    np.testing.assert_array_equal(reference.trace["moe_sel_1"], np.arange(n_used))
+    with driver(model) as drive:
+        trace = drive.runner.trace_row(9)  # type: ignore[attr-defined]
+        found = drive.feed(drive.session(), case.tokens[:150], 10, path=path)
+    assert np.abs(found - expected).max() <= 3e-4
+    if path == "shared":
+        np.testing.assert_array_equal(trace.entries(1), np.arange(top_k))
+        np.testing.assert_array_equal(trace.route[1], np.arange(n_used))
+
+
+@pytest.mark.parametrize("path", ["shared", "fallback"])
+def test_ties_at_the_edge_of_the_selection(path: str) -> None:
+    """One index head of eight left: about half of the scores are exactly zero, between others above or below."""
+    case = golden("tiny-long")
+    name, dim = "blk.1.indexer.attn_q_b.weight", case.model.shape.index_dim
+    data = case.model.weights[name].data.reshape(case.model.shape.index_heads * dim, -1).copy()
+    data[dim:] = 0
+    weights = {**case.model.weights, name: replace(case.model.weights[name], data=data.reshape(-1))}
+    n_tied = 0
+    for top_k in (16, 24):
+        shape = replace(case.model.shape, index_top_k=top_k)
+        reference = Reference(shape, decode_all(weights))
+        expected = np.empty((160, shape.vocab))
+        with driver(replace(case.model, weights=weights, shape=shape)) as drive:
+            session = drive.session()
+            for pos in range(160):
+                expected[pos] = reference.step(case.tokens[pos])
+                trace = drive.runner.trace_row(0)  # type: ignore[attr-defined]
+                found = drive.step([(session, [case.tokens[pos]])], path=path)
+                assert np.abs(found - expected[pos]).max() <= 3e-4
+                if "ix_sel_1" in reference.trace and path == "shared":
+                    kept = reference.trace["ix_sel_1"]
+                    np.testing.assert_array_equal(trace.entries(1), kept)
+                    n_tied += bool(np.any(np.diff(kept) > 1))
+    assert path == "fallback" or n_tied > 50

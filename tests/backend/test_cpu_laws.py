@@ -4,7 +4,10 @@ path, kernel version and number of threads. Every test compares float32 bit patt
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
 
@@ -268,3 +271,35 @@ def test_small_step_buffers_and_rings() -> None:
         found = drive.feed(drive.session(), tokens, chunks)
         np.testing.assert_array_equal(alone(name)[: len(tokens)], bits(found))
         runner.close()
+
+
+FORKED = """
+import os, signal, sys
+import numpy as np
+from tests.support.golden import driver, golden
+
+case = golden("tiny-flash")
+with driver(case.model) as drive:
+    session = drive.session()
+    drive.feed(session, case.tokens[:100], 100)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+    found = drive.feed(session, case.tokens[100:200], 100)
+if child == 0:
+    sys.stdout.buffer.write(found.tobytes())
+    sys.stdout.flush()
+    sys.exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_neither_hangs_nor_errs() -> None:
+    """The engine refuses forked processes; the runner below it must still step and close without its helpers."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, env=environ)
+    assert done.returncode == 0, done.stderr.decode()
+    np.testing.assert_array_equal(alone("tiny-flash")[100:200].tobytes(), done.stdout)

@@ -155,7 +155,7 @@ def test_failed_fork_and_import_give_everything_back():
         with pytest.raises(ds4.StepError):
             engine.import_state(state)
         engine.runner.fail("export_state", Boom())
-        with pytest.raises(Boom):
+        with pytest.raises(ds4.StepError, match="failed in export_state: Boom"):
             a.export_state()
         assert photo(engine, [a, b, c]) == before
         engine.check_integrity()

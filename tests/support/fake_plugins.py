@@ -46,7 +46,10 @@ BAD = {
         backend_code(hook="@hookimpl\ndef ds4_register_backends(register, config):\n    register(Fake)\n"),
         "its hooks are not valid",
     ),
-    "bad-version": (backend_code("outdated", api_version=999), "version 999 of the backend contract"),
+    "bad-version": (
+        backend_code("outdated", api_version=999),
+        "version 999 of the plugin API, and this ds4 takes version 1",
+    ),
     "bad-name": (backend_code("cpu", priority=1000), "backend name 'cpu' is already that of distribution ds4"),
 }
 """The five plugins of field case 49: source, and what must be said about it."""
@@ -63,12 +66,19 @@ class PluginFolder:
         self.path = path
 
     def add(
-        self, distribution: str, code: str, *, version: str = "1.0", point: str | None = None, value: str | None = None
+        self,
+        distribution: str,
+        code: str,
+        *,
+        version: str = "1.0",
+        point: str | None = None,
+        value: str | None = None,
+        group: str = "ds4.backends",
     ) -> str:
         """Install a distribution of one module; returns the module's name. The entry point is named like it."""
         module = f"{_file_name(distribution)}_plugin"
         (self.path / f"{module}.py").write_text(code, encoding="utf-8")
-        points = f"[ds4.backends]\n{point or distribution} = {value or module}\n"
+        points = f"[{group}]\n{point or distribution} = {value or module}\n"
         self.add_info(distribution, points, version=version)
         return module
 

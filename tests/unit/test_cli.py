@@ -180,3 +180,15 @@ def test_a_closed_pipe_is_quiet(plugins: PluginFolder) -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=60) == 141
+
+
+def test_a_pipe_closed_before_the_first_line_is_quiet_too(plugins: PluginFolder) -> None:
+    """Little output is written only when the buffer is flushed: that failure has to be met as well."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "ds4", "backends", "--json"]
+    with os.fdopen(write_end, "wb") as closed:
+        done = subprocess.run(
+            command, env=plugins.environment(), stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (141, "")

@@ -94,14 +94,14 @@ def test_texts_are_tokens_of_the_model_and_no_control_tokens() -> None:
 
 
 def test_an_unknown_model_is_refused_by_name() -> None:
-    with pytest.raises(LimitsError, match="there is no test model 'flush'; use one of flash, pro, "):
+    with pytest.raises(LimitsError, match="there is no test model 'flush'; use one of small, flash, "):
         models.model_path("flush")
 
 
 # ---------------------------------------------------------------- what the suite compares with
 
 
-@pytest.mark.parametrize("name", ["flash", "pro", "odd", "published", "weights-MXFP4", "weights-Q5_K"])
+@pytest.mark.parametrize("name", ["small", "flash", "pro", "odd", "published", "weights-MXFP4", "weights-Q5_K"])
 def test_the_reference_is_the_model(name: str) -> None:
     """The CPU backend, which the suite compares others with, agrees with an independent float64 forward pass."""
     tokens = models.text(name, 0, 48)

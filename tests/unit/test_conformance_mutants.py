@@ -107,12 +107,12 @@ def test_caught_with_the_hint(name: str) -> None:
 
 def test_the_first_layer_that_differs_is_named() -> None:
     def change(name: str, tensor: Any, shape: Any) -> Any:
-        return m.dequantize(tensor) * 1.01 if name == "blk.3.attn_kv_a_norm.weight" else None
+        return m.dequantize(tensor) * 1.01 if name == "blk.2.attn_kv_a_norm.weight" else None
 
     errors = failures(Mutant(cpu(), model=OtherModel(tensors=change)), "reference", "one_prompt", "token_by_token")
     error = errors["one_prompt"]
-    assert isinstance(error, ConformanceError) and error.layer == 3
-    assert "layer      3 (hca) is the first whose output differs" in str(error)
+    assert isinstance(error, ConformanceError) and error.layer == 2
+    assert "layer      2 (hca) is the first whose output differs" in str(error)
 
 
 def test_a_runner_that_shows_no_layers_is_no_trouble() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ds4.errors import BackendError, LimitsError, MemoryPlanError
-from ds4.plugin import Probe
-from ds4.testing import NullBackend, Report, run_conformance
+from ds4.plugin import DUTIES, LAWS, NUMERICS, Probe
+from ds4.testing import NullBackend, Report, models, run_conformance
 from ds4.testing.conformance import AREAS, Outcome, cases, run
 from ds4.testing.conformance import runner as suite
 
@@ -29,7 +30,7 @@ def test_the_null_backend_conforms_without_what_it_lacks() -> None:
     n = len(cases(short=True))
     assert len(report.outcomes) == n == report.count("passed") + report.count("skipped")
     assert [done for _, done, _ in seen] == list(range(n + 1)) and {total for *_, total in seen} == {n}
-    assert seen[0][0] == "lifecycle: probe_answers[flash]"
+    assert seen[0][0] == "lifecycle: probe_answers[small]"
     text = str(report)
     assert "conformance of backend null (ds4 " in text and ", short form)" in text
     assert "declared absent: layout: a slab is a ring of hashes" in text
@@ -90,17 +91,23 @@ def test_ctrl_c_ends_the_run() -> None:
 def test_the_report_lists_failures_and_groups_skips() -> None:
     text = str(
         made(
-            ("a[flash]", "passed", ""),
-            ("b[flash]", "failed", "one line\n  another"),
-            ("c[flash]", "skipped", "declared absent: x: y"),
+            ("a[small]", "passed", ""),
+            ("b[small]", "failed", "one line\n  another"),
+            ("c[small]", "skipped", "declared absent: x: y"),
             ("c[pro]", "skipped", "declared absent: x: y"),
             absent=("x: y",),
         )
     )
     assert "  laws        1 passed, 1 failed, 2 skipped" in text
-    assert "  skipped laws: c[flash] and 1 more: declared absent: x: y" in text
-    assert "  laws: b[flash]\n    one line\n      another" in text
+    assert "  skipped laws: c[small] and 1 more: declared absent: x: y" in text
+    assert "  laws: b[small]\n    one line\n      another" in text
     assert text.endswith("mine does not conform: 1 passed, 1 failed, 2 skipped, 4.0 s")
+
+
+def test_of_many_failures_the_first_of_each_area_are_shown_whole() -> None:
+    text = str(made(*((f"c{i}[small]", "failed", f"line {i}\ndetail {i}") for i in range(9))))
+    assert all(f"line {i}" in text for i in range(9))
+    assert "detail 2" in text and "detail 3" not in text
 
 
 @pytest.mark.parametrize(
@@ -133,6 +140,16 @@ def test_every_check_that_is_written_is_run() -> None:
     for check in listed:
         assert check.area in AREAS and check.about.endswith("."), check
         assert set(check.short_models) <= set(check.models), check
+
+
+def test_the_manual_has_every_check_area_and_model() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
+    for check in suite.all_checks():
+        assert f"`{check.name}`" in manual, check.name
+    for name in (*AREAS, *(name for name in models.model_names() if not name.startswith(models.DTYPE_PREFIX))):
+        assert f"`{name}`" in manual, name
+    for name in (*LAWS, *DUTIES, *NUMERICS):
+        assert f"`{name}`" in manual, name
 
 
 def test_names_are_stable_and_unique() -> None:

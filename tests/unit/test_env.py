@@ -31,6 +31,7 @@ def test_unset_switch_has_its_default(name: str) -> None:
         ("DS4_FORCE_FALLBACK", "yes", True),
         ("DS4_THREADS", "8", 8),
         ("DS4_MODEL", "a b.gguf", "a b.gguf"),
+        ("DS4_PROBE_TIMEOUT", "0.25", 0.25),
     ],
 )
 def test_value(name: str, text: str, value: Any) -> None:
@@ -48,6 +49,11 @@ def test_value(name: str, text: str, value: Any) -> None:
         ("DS4_THREADS", "-1"),
         ("DS4_THREADS", "many"),
         ("DS4_THREADS", "1.5"),
+        ("DS4_PROBE_TIMEOUT", "soon"),
+        ("DS4_PROBE_TIMEOUT", "0"),
+        ("DS4_PROBE_TIMEOUT", "-1"),
+        ("DS4_PROBE_TIMEOUT", "nan"),
+        ("DS4_PROBE_TIMEOUT", "inf"),
     ],
 )
 def test_malformed_value_is_an_error_that_says_which(name: str, text: str) -> None:

@@ -106,7 +106,7 @@ def targets_in(path: Path) -> list[str]:
 
 
 SOURCES = sorted(path for suffix in ("py", "pyx", "pxi") for path in (ROOT / "ds4").rglob(f"*.{suffix}"))
-PLUGIN_SOURCES = sorted((ROOT / "plugins").rglob("*.py"))
+PLUGIN_SOURCES = sorted(path for folder in ("plugins", "examples") for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_the_sources_are_found() -> None:

@@ -148,7 +148,15 @@ def test_field_case_plugin_is_refused(plugins: PluginFolder, name: str) -> None:
             backend_code() + "Fake.__init__ = lambda self: 1 / 0\n",
             "creating Fake raised ZeroDivisionError: division by zero",
         ),
-        (backend_code().replace("api_version = 1", "api_version = None"), "version None of the backend contract"),
+        (
+            backend_code().replace("api_version = 1", "api_version = None"),
+            "Fake does not say for which version of the plugin API it was written",
+        ),
+        (
+            backend_code().replace("api_version = 1", ""),
+            "Fake does not say for which version of the plugin API it was written",
+        ),
+        (backend_code().replace("api_version = 1", "api_version = '1'"), "'1', which is not a whole number"),
     ],
 )
 def test_bad_plugin_is_left_out_with_a_sentence(plugins: PluginFolder, code: str, said: str) -> None:
@@ -158,7 +166,7 @@ def test_bad_plugin_is_left_out_with_a_sentence(plugins: PluginFolder, code: str
 def test_nothing_is_half_registered(plugins: PluginFolder) -> None:
     hook = "class Broken(Fake):\n    name = 'broken'\n    api_version = 2\n"
     hook += "@hookimpl\ndef ds4_register_backends(register):\n    register(Fake)\n    register(Broken)\n"
-    assert "Broken is written for version 2" in refusal(plugins, backend_code("fake", hook=hook))
+    assert "Broken was written for version 2" in refusal(plugins, backend_code("fake", hook=hook))
 
 
 def test_unreadable_entry_points_are_one_bad_plugin(plugins: PluginFolder) -> None:

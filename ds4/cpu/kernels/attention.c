@@ -11,9 +11,6 @@
 #include "round.h"
 #include "vec.h"
 
-#define POLL_WORK ((size_t)1 << 27)
-#define PARALLEL_WORK ((size_t)1 << 15)
-
 ds4_view ds4_view_of(const ds4_run *run, const ds4_layer *layer, int row) {
     const int pos = run->plan.pos[row], window = run->model.window;
     ds4_view view = {run->plan.row_item[row], pos + 1 > window ? pos + 1 - window : 0, 0, 0, NULL};
@@ -109,12 +106,12 @@ static int attend_all(ds4_run *run, const ds4_layer *layer) {
     for (int row = 0, end; row < run->plan.n_rows; row = end) {
         const slice part = {layer, row};
         size_t work = 0;
-        for (end = row; end < run->plan.n_rows && work < POLL_WORK; end++) {
+        for (end = row; end < run->plan.n_rows && work < DS4_POLL_WORK; end++) {
             const ds4_view view = ds4_view_of(run, layer, end);
             work += 2 * (size_t)(view.n_raw + view.n_entries) * (size_t)m->n_heads * (size_t)m->head_dim;
         }
         if (run->poll(run->poll_arg)) return DS4_STOPPED;
-        ds4_parallel(run, attend_task, &part, (end - row) * n_head_groups(run), work > PARALLEL_WORK);
+        ds4_parallel(run, attend_task, &part, (end - row) * n_head_groups(run), work > DS4_SHARED_WORK);
     }
     return DS4_OK;
 }

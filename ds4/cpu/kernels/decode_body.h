@@ -3,23 +3,27 @@
  * Block layouts and the order of the multiplications are those of the GGUF formats as gguf-py decodes them, so that
  * every weight has exactly the value that the format defines. A row is whole blocks; blocks are unaligned. */
 
-TARGET static void FN(decode_f32)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_f32)(const uint8_t *restrict row, float *restrict out, int n,
+                                  const ds4_tables *restrict tables) {
     (void)tables;
     memcpy(out, row, (size_t)n * sizeof(float));
 }
 
-TARGET static void FN(decode_f16)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_f16)(const uint8_t *restrict row, float *restrict out, int n,
+                                  const ds4_tables *restrict tables) {
     (void)tables;
     for (int k = 0; k < n; k++) out[k] = ds4_f16_to_f32(ds4_load16(row + 2 * (size_t)k));
 }
 
-TARGET static void FN(decode_bf16)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_bf16)(const uint8_t *restrict row, float *restrict out, int n,
+                                   const ds4_tables *restrict tables) {
     (void)tables;
     for (int k = 0; k < n; k++) out[k] = ds4_bf16_to_f32(ds4_load16(row + 2 * (size_t)k));
 }
 
 /* 34 bytes: f16 d, 32 x i8 */
-TARGET static void FN(decode_q8_0)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_q8_0)(const uint8_t *restrict row, float *restrict out, int n,
+                                   const ds4_tables *restrict tables) {
     (void)tables;
     for (; n > 0; n -= 32, row += 34, out += 32) {
         const float d = ds4_f16_to_f32(ds4_load16(row));
@@ -29,7 +33,8 @@ TARGET static void FN(decode_q8_0)(const uint8_t *row, float *out, int n, const 
 }
 
 /* 18 bytes: f16 d, 16 x two nibbles (value - 8); low nibbles first */
-TARGET static void FN(decode_q4_0)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_q4_0)(const uint8_t *restrict row, float *restrict out, int n,
+                                   const ds4_tables *restrict tables) {
     (void)tables;
     for (; n > 0; n -= 32, row += 18, out += 32) {
         const float d = ds4_f16_to_f32(ds4_load16(row));
@@ -50,7 +55,8 @@ INLINE void FN(scale_min)(const uint8_t *s, int j, int *scale, int *min) {
 }
 
 /* 144 bytes: f16 d, f16 dmin, 12 scale bytes, 128 bytes of nibbles; sub-blocks 2g (low) and 2g+1 (high) share 32 */
-TARGET static void FN(decode_q4_k)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_q4_k)(const uint8_t *restrict row, float *restrict out, int n,
+                                   const ds4_tables *restrict tables) {
     (void)tables;
     for (; n > 0; n -= 256, row += 144, out += 256) {
         const float d = ds4_f16_to_f32(ds4_load16(row)), dmin = ds4_f16_to_f32(ds4_load16(row + 2));
@@ -66,7 +72,8 @@ TARGET static void FN(decode_q4_k)(const uint8_t *row, float *out, int n, const 
 }
 
 /* 176 bytes: as Q4_K with 32 bytes of fifth bits between scales and nibbles; bit j of byte k belongs to sub-block j */
-TARGET static void FN(decode_q5_k)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_q5_k)(const uint8_t *restrict row, float *restrict out, int n,
+                                   const ds4_tables *restrict tables) {
     (void)tables;
     for (; n > 0; n -= 256, row += 176, out += 256) {
         const float d = ds4_f16_to_f32(ds4_load16(row)), dmin = ds4_f16_to_f32(ds4_load16(row + 2));
@@ -84,7 +91,8 @@ TARGET static void FN(decode_q5_k)(const uint8_t *row, float *out, int n, const 
 }
 
 /* 210 bytes: 128 low nibbles, 64 bytes of upper bit pairs, 16 x i8 scales (one per 16), f16 d; value - 32 */
-TARGET static void FN(decode_q6_k)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_q6_k)(const uint8_t *restrict row, float *restrict out, int n,
+                                   const ds4_tables *restrict tables) {
     (void)tables;
     for (; n > 0; n -= 256, row += 210, out += 256) {
         const float d = ds4_f16_to_f32(ds4_load16(row + 208));
@@ -104,7 +112,8 @@ TARGET static void FN(decode_q6_k)(const uint8_t *row, float *out, int n, const 
 }
 
 /* 84 bytes: 16 x (low nibble scale, high nibble minimum), 64 bytes of 2-bit values, f16 d, f16 dmin */
-TARGET static void FN(decode_q2_k)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_q2_k)(const uint8_t *restrict row, float *restrict out, int n,
+                                   const ds4_tables *restrict tables) {
     (void)tables;
     for (; n > 0; n -= 256, row += 84, out += 256) {
         const float d = ds4_f16_to_f32(ds4_load16(row + 80)), dmin = ds4_f16_to_f32(ds4_load16(row + 82));
@@ -118,7 +127,8 @@ TARGET static void FN(decode_q2_k)(const uint8_t *row, float *out, int n, const 
 }
 
 /* 66 bytes: f16 d, 8 x (four grid indices, four 7-bit sign codes and a 4-bit scale). The eighth sign is the parity. */
-TARGET static void FN(decode_iq2_xxs)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_iq2_xxs)(const uint8_t *restrict row, float *restrict out, int n,
+                                      const ds4_tables *restrict tables) {
     for (; n > 0; n -= 256, row += 66, out += 256) {
         const float d = ds4_f16_to_f32(ds4_load16(row));
         for (int j = 0; j < 8; j++) {
@@ -126,20 +136,19 @@ TARGET static void FN(decode_iq2_xxs)(const uint8_t *row, float *out, int n, con
             const uint32_t code = ds4_load32(index + 4);
             const float a = d * (0.5f + (float)(code >> 28)) * 0.25f;
             for (int g = 0; g < 4; g++) {
-                uint32_t sign = code >> 7 * g & 127;
-                sign |= (uint32_t)__builtin_parity(sign) << 7;
-                const float *grid = tables->iq2_xxs[index[g]];
-                for (int k = 0; k < 8; k++) {
-                    const float value = a * grid[k];
-                    out[j * 32 + g * 8 + k] = ds4_bits_to_float(ds4_float_to_bits(value) ^ (sign >> k & 1) << 31);
-                }
+                const FN(quad) *grid = (const FN(quad) *)tables->iq2_xxs[index[g]];
+                const FN(quad) *sign = (const FN(quad) *)tables->iq2_xxs_sign[code >> 7 * g & 127];
+                FN(quad) *to = (FN(quad) *)(out + j * 32 + g * 8);
+                to[0] = a * grid[0] * sign[0];
+                to[1] = a * grid[1] * sign[1];
             }
         }
     }
 }
 
 /* 17 bytes: E8M0 scale, 16 x two E2M1 codes, low nibbles first. Codes are read doubled and the scale halved. */
-TARGET static void FN(decode_mxfp4)(const uint8_t *row, float *out, int n, const ds4_tables *tables) {
+TARGET static void FN(decode_mxfp4)(const uint8_t *restrict row, float *restrict out, int n,
+                                    const ds4_tables *restrict tables) {
     static const int8_t doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     (void)tables;
     for (; n > 0; n -= 32, row += 17, out += 32) {

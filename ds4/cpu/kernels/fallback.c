@@ -28,7 +28,7 @@ static void product_row(ds4_run *run, const void *arg, int i, int thread) {
 
 void ds4_fallback_matvec(ds4_run *run, const ds4_mat *mat, const float *x, float *y) {
     const product p = {mat, x, y};
-    ds4_parallel(run, product_row, &p, mat->n_out, (size_t)mat->n_in * (size_t)mat->n_out > (size_t)1 << 16);
+    ds4_parallel(run, product_row, &p, mat->n_out, (size_t)mat->n_in * (size_t)mat->n_out > DS4_SHARED_WORK);
 }
 
 /* ---------------------------------------------------------------- hyper-connections */

@@ -20,14 +20,21 @@ static inline uint32_t ds4_float_to_bits(float value) {
     return bits;
 }
 
+/* a ? b : c without a branch: compilers move a float operation that only one side needs into it, and then find no loop
+ * to turn into vector code. */
+static inline uint32_t ds4_choose(int a, uint32_t b, uint32_t c) {
+    const uint32_t mask = 0u - (uint32_t)a;
+    return (b & mask) | (c & ~mask);
+}
+
 static inline float ds4_f16_to_f32(uint16_t half) {
     const uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13, exponent = magnitude & 0x0f800000u;
     const uint32_t normal = magnitude + 0x38000000u;  /* exponent bias 15 -> 127 */
     const uint32_t special = magnitude + 0x70000000u; /* infinity and NaN */
     /* Subnormal m * 2^-24: as 2^-14 + m * 2^-24, which is a normal number, minus 2^-14; exact. */
     const float tiny = ds4_bits_to_float(magnitude + 0x38800000u) - ds4_bits_to_float(0x38800000u);
-    uint32_t bits = exponent == 0 ? ds4_float_to_bits(tiny) : normal;
-    bits = exponent == 0x0f800000u ? special : bits;
+    uint32_t bits = ds4_choose(exponent == 0, ds4_float_to_bits(tiny), normal);
+    bits = ds4_choose(exponent == 0x0f800000u, special, bits);
     return ds4_bits_to_float(bits | (uint32_t)(half & 0x8000u) << 16);
 }
 
@@ -36,9 +43,9 @@ static inline uint16_t ds4_f32_to_f16(float value) {
     /* Subnormal results: adding 0.5, whose last bit is worth 2^-24, lets the adder round. */
     const uint32_t tiny = ds4_float_to_bits(ds4_bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
     const uint32_t normal = (magnitude + 0xc8000fffu + (magnitude >> 13 & 1u)) >> 13;
-    uint32_t half = magnitude < 0x38800000u ? tiny : normal;
-    half = magnitude >= 0x477ff000u ? 0x7c00u : half; /* 65520 and above round to infinity */
-    half = magnitude > 0x7f800000u ? 0x7e00u : half;
+    uint32_t half = ds4_choose(magnitude < 0x38800000u, tiny, normal);
+    half = ds4_choose(magnitude >= 0x477ff000u, 0x7c00u, half); /* 65520 and above round to infinity */
+    half = ds4_choose(magnitude > 0x7f800000u, 0x7e00u, half);
     return (uint16_t)(sign | half);
 }
 

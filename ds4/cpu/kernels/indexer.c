@@ -9,7 +9,6 @@
 
 #define BLOCK (DS4_PAGE_TOKENS / DS4_CSA) /* entries of one page: one task */
 #define HEADS 16                          /* heads per call of the leaf function */
-#define POLL_WORK ((size_t)1 << 27)
 
 static int visible(const ds4_run *run, int row) { return (run->plan.pos[row] + 1) / DS4_CSA; }
 
@@ -103,7 +102,7 @@ static void select_task(ds4_run *run, const void *arg, int task, int thread) {
 static int next_group(const ds4_run *run, int row, group *g) {
     size_t work = 0;
     g->n_rows = g->n_blocks = 0;
-    for (; row < run->plan.n_rows && g->n_rows < run->work.score_rows && work < POLL_WORK; row++) {
+    for (; row < run->plan.n_rows && g->n_rows < run->work.score_rows && work < DS4_POLL_WORK; row++) {
         const int n = visible(run, row), n_blocks = (n + BLOCK - 1) / BLOCK;
         if (n <= run->model.index_top_k) continue;
         g->row[g->n_rows++] = row;

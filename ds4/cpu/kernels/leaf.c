@@ -70,6 +70,17 @@ const ds4_leaf *const *ds4_leaf_levels(void) {
 }
 #endif
 
+void ds4_fill_signs(ds4_tables *tables) {
+    for (int code = 0; code < 128; code++) {
+        int parity = 0;
+        for (int k = 0; k < 7; k++) {
+            tables->iq2_xxs_sign[code][k] = code >> k & 1 ? -1.0f : 1.0f;
+            parity ^= code >> k & 1;
+        }
+        tables->iq2_xxs_sign[code][7] = parity ? -1.0f : 1.0f;
+    }
+}
+
 const ds4_leaf *ds4_leaf_best(void) {
     const ds4_leaf *const *level = ds4_leaf_levels();
     while (level[1]) level++;

@@ -30,7 +30,8 @@ enum ds4_dtype {
 
 /* Tables that belong to a file format; the caller supplies them. */
 typedef struct {
-    float iq2_xxs[256][8]; /* magnitudes */
+    float iq2_xxs[256][8];      /* magnitudes */
+    float iq2_xxs_sign[128][8]; /* +1 or -1: the bits of a sign code and, eighth, their parity */
 } ds4_tables;
 
 typedef void ds4_decode_fn(const uint8_t *row, float *out, int n, const ds4_tables *tables);
@@ -43,6 +44,9 @@ typedef struct {
     void (*weigh)(const float *const *row, int n_row, const float *const *weight, int n_y, int n, float *const *y);
     ds4_decode_fn *decode[DS4_N_DTYPES];
 } ds4_leaf;
+
+/* Fill the sign table, which follows from its definition. */
+void ds4_fill_signs(ds4_tables *tables);
 
 /* The versions this machine can run, the plainest first, NULL-terminated; and the last of them. */
 const ds4_leaf *const *ds4_leaf_levels(void);

@@ -8,6 +8,7 @@
 
 typedef float FN(vec) __attribute__((vector_size(VBYTES)));
 typedef float FN(four) __attribute__((vector_size(16)));
+typedef float FN(quad) __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float FN(loose) __attribute__((vector_size(VBYTES), aligned(4), may_alias));
 
 /* The fixed tree: 16 lanes to 8, 4, 2, 1. */

@@ -6,9 +6,6 @@
 
 #define MAX_TASK_ROWS 64
 #define X_CHUNK 64 /* activation rows per call of the leaf function */
-/* Multiply-adds between two polls: some ten milliseconds on two slow cores. */
-#define POLL_WORK ((size_t)1 << 27)
-#define PARALLEL_WORK ((size_t)1 << 15)
 
 static size_t padded(int n) { return ((size_t)n + 15) / 16 * 16; }
 
@@ -78,7 +75,7 @@ static void run_task(ds4_run *run, const void *arg, int task, int thread) {
 static int slice_end(ds4_run *run, const ds4_job *jobs, int n_jobs, int limit, int task, size_t *work) {
     const int32_t *start = run->work.job_start;
     int i = job_of_task(start, n_jobs, task);
-    for (*work = 0; task < start[n_jobs] && *work < POLL_WORK; task++) {
+    for (*work = 0; task < start[n_jobs] && *work < DS4_POLL_WORK; task++) {
         while (task >= start[i + 1]) i++;
         *work += (size_t)task_rows(run, jobs + i, limit) * (size_t)jobs[i].mat.n_in * (size_t)jobs[i].n_rows;
     }
@@ -96,7 +93,7 @@ int ds4_matmul(ds4_run *run, const ds4_job *jobs, int n_jobs) {
         const int end = slice_end(run, jobs, n_jobs, limit, task, &work);
         if (run->poll(run->poll_arg)) return DS4_STOPPED;
         const slice part = {jobs, n_jobs, limit, task};
-        ds4_parallel(run, run_task, &part, end - task, work > PARALLEL_WORK);
+        ds4_parallel(run, run_task, &part, end - task, work > DS4_SHARED_WORK);
         task = end;
     }
     return DS4_OK;

@@ -165,7 +165,10 @@ struct ds4_run {
 
 enum { DS4_OK = 0, DS4_STOPPED = 1 };
 
-/* Rows from which a cheap loop over rows is worth waking the other threads. */
+/* Multiply-adds between two polls: some ten milliseconds on two slow cores. */
+#define DS4_POLL_WORK ((size_t)1 << 27)
+/* Multiply-adds, and rows of cheap work, from which a loop is worth waking the other threads. */
+#define DS4_SHARED_WORK ((size_t)1 << 15)
 #define DS4_MANY_ROWS 4
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -32,6 +33,7 @@ struct ds4_pool {
     pthread_mutex_t lock; /* guards is_quitting and the sleep of helpers between steps */
     pthread_cond_t wake;
     int n_threads, is_quitting, n_hosts;
+    pid_t pid; /* a forked child has the pool's memory but none of its threads */
     atomic_int n_seated;
     pthread_t *hosts;
 };
@@ -149,6 +151,7 @@ ds4_pool *ds4_pool_new(int n_threads) {
     ds4_pool *pool = memory;
     memset(pool, 0, sizeof *pool);
     pool->n_threads = n_threads;
+    pool->pid = getpid();
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     start_hosts(pool);
@@ -156,6 +159,7 @@ ds4_pool *ds4_pool_new(int n_threads) {
 }
 
 int ds4_pool_step(ds4_pool *pool, ds4_run *run, int (*body)(ds4_run *run, int arg), int arg) {
+    if (pool->pid != getpid()) pool->n_hosts = 0;
     if (pool->n_hosts == 0) return body(run, arg);
     pthread_mutex_lock(&pool->lock);
     atomic_store(&pool->is_open, 1);
@@ -168,6 +172,7 @@ int ds4_pool_step(ds4_pool *pool, ds4_run *run, int (*body)(ds4_run *run, int ar
 
 void ds4_pool_free(ds4_pool *pool) {
     if (!pool) return;
+    if (pool->pid != getpid()) return; /* the lock may be held for ever, and nobody can be joined: let it go */
     pthread_mutex_lock(&pool->lock);
     pool->is_quitting = 1;
     pthread_cond_broadcast(&pool->wake);

@@ -30,7 +30,7 @@ LONGEST = 1024
 SHORT_STEP = 16
 """Rows of the steps in which a backend's own answers are made: less than the models' windows, mostly."""
 
-MAIN_MODEL = "flash"
+MAIN_MODEL = "small"
 
 
 def registry() -> Registry:

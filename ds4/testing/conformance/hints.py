@@ -209,7 +209,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _sig(
         "RoPE",
         (REFERENCE,),
-        lambda f: f.begins_at(1),
+        lambda f: f.begins_at(1, slack=2),
         "position 0 is right and all others are wrong: RoPE (adjacent pairs, the last rope_dim channels, inverse on "
         "the output), attention over more than one row, or, if token_by_token passes, rows after the first of a step",
     ),

@@ -52,7 +52,7 @@ def dtypes_have_known_names(bench: Bench, model: str) -> None:
     require("float32" in known.cache_dtypes, "Capabilities.cache_dtypes must have float32, the default of Engine.open")
 
 
-@check(AREA, models=("flash", "pro", "odd", "published"), short=("flash",), needs=("layout",))
+@check(AREA, models=("small", "flash", "odd", "published"), needs=("layout",))
 def layout_is_the_common_one(bench: Bench, model: str) -> None:
     """Runner.layout is CacheLayout.build of shape, rewind and cache dtype."""
     for cache_dtype in sorted(bench.capabilities.cache_dtypes):
@@ -161,7 +161,7 @@ def roundings_are_the_originals(bench: Bench, model: str) -> None:
         run.settle(REFERENCE)
 
 
-@check(AREA, models=("flash", "odd", "published"), needs=("reference", "float16"))
+@check(AREA, models=("small", "flash", "odd", "published"), needs=("reference", "float16"))
 def float16_cache_is_near(bench: Bench, model: str) -> None:
     """With cache_dtype="float16" logits stay near those of the float32 cache, at half the bytes."""
     with reference_trial(bench, model, options={"cache_dtype": "float16"}, allowed=ROUNDED_CACHE) as run:

@@ -11,8 +11,8 @@ from ds4.testing.conformance.hints import FORKED, RESTORED, REWOUND, TOGETHER
 from ds4.testing.conformance.trial import Actor, Trial, trial
 
 AREA = "laws"
-MODELS = ("flash", "pro", "odd", "published")
-SHORT = ("flash", "pro")
+MODELS = ("small", "pro", "odd", "published")
+SHORT = ("small",)
 
 
 def _disorder(run: Trial) -> list[Actor]:
@@ -53,7 +53,7 @@ def together_equals_alone(bench: Bench, model: str) -> None:
             run.settle(TOGETHER)
 
 
-@check(AREA, models=("flash", "published"), short=("flash",), needs=("together",))
+@check(AREA, models=("small", "flash"), needs=("together",))
 def neighbours_change_nothing(bench: Bench, model: str) -> None:
     """One conversation beside 0 to 8 random ones: always the same bits."""
     rng = np.random.default_rng(5)
@@ -81,7 +81,7 @@ def _short_life(run: Trial) -> None:
     run.settle(TOGETHER)
 
 
-@check(AREA, models=("flash", "published"), needs=("together", "float16"))
+@check(AREA, models=("small", "published"), needs=("together", "float16"))
 def float16_keeps_the_law(bench: Bench, model: str) -> None:
     """Together equals alone with cache_dtype="float16"."""
     with trial(bench, model, options={"cache_dtype": "float16"}) as run:
@@ -131,7 +131,7 @@ def restored_equals_never_stopped(bench: Bench, model: str) -> None:
         there.settle(RESTORED)
 
 
-@check(AREA, models=("flash",), needs=("restored", "export"))
+@check(AREA, needs=("restored", "export"))
 def restored_can_rewind(bench: Bench, model: str) -> None:
     """What was imported can step back as far as what was exported."""
     with trial(bench, model, rewind=24, max_rows=270) as run:
@@ -169,7 +169,7 @@ def rewound_equals_fresh(bench: Bench, model: str) -> None:
         run.settle(REWOUND)
 
 
-@check(AREA, models=("flash", "odd"), short=("flash",), needs=("forked",))
+@check(AREA, models=("small", "odd"), needs=("forked",))
 def rewound_over_a_page_end(bench: Bench, model: str) -> None:
     """Back over the end of a page, and over it again with another text."""
     with trial(bench, model, max_rows=270) as run:
@@ -187,7 +187,7 @@ def rewound_over_a_page_end(bench: Bench, model: str) -> None:
 def fork_equals_fresh(bench: Bench, model: str) -> None:
     """Children go their own ways, also when the parent goes on or is closed; nobody writes into shared pages."""
     with trial(bench, model, max_rows=310) as run:
-        for n in (1, 6, 130, 256, 300) if not bench.short else (6, 130, 258):
+        for n in (1, 6, 130, 256, 300) if not bench.short else (6, 258):
             a = run.actor(0)
             run.step([(a, n)])
             children = [run.fork(a, 3 + k) for k in range(3)]
@@ -202,7 +202,7 @@ def fork_equals_fresh(bench: Bench, model: str) -> None:
         run.settle(FORKED)
 
 
-@check(AREA, models=("flash", "pro"), needs=("forked", "fork"))
+@check(AREA, models=("small", "flash"), needs=("forked", "fork"))
 def forks_and_rewinds_mixed(bench: Bench, model: str) -> None:
     """A family of sessions that fork and step back in turn, while a neighbour writes."""
     rng = np.random.default_rng(3)

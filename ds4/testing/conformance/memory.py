@@ -26,7 +26,7 @@ def layout(bench: Bench, model: str) -> CacheLayout:
         return engine.runner.layout
 
 
-@check(AREA, models=("flash", "pro", "odd"))
+@check(AREA, models=("small", "flash", "odd"))
 def adds_up(bench: Bench, model: str) -> None:
     """The plan's parts are whole numbers of bytes, and twice the same."""
     first = plan(bench, model)
@@ -39,7 +39,7 @@ def adds_up(bench: Bench, model: str) -> None:
     require(first.parts == plan(bench, model).parts, "two calls with the same arguments give different plans")
 
 
-@check(AREA, models=("flash", "pro", "odd"))
+@check(AREA, models=("small", "flash", "odd"))
 def grows_with_the_limits(bench: Bench, model: str) -> None:
     """More sessions, pages and rows cost what the cache layout says, pages in a straight line; pages may be 0."""
     shape = layout(bench, model)

@@ -38,7 +38,7 @@ def at_once(works: Sequence[Callable[[], object]]) -> None:
         raise ConformanceError(f"threads that drive sessions of one engine did not end within {PATIENCE:.0f} s")
 
 
-@check(AREA, models=("flash", "published"), short=("flash",))
+@check(AREA, models=("small", "published"))
 def a_session_per_thread(bench: Bench, model: str) -> None:
     """Several threads, each with a session of its own on one engine, at the same time."""
     with trial(bench, model, sessions=6) as run:
