@@ -169,6 +169,7 @@ ROWS: dict[str, Callable[[ds4.Capabilities], str]] = {
     "cache dtypes": lambda found: ", ".join(sorted(found.cache_dtypes)),
     "numerics": lambda found: found.numerics,
     **{name: flag(name) for name in ("fork", "export", "ds4_roundings")},
+    "numerics": lambda found: found.numerics,
     **{f"law: {name}": law(name) for name in LAWS},
 }
 
