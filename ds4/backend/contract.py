@@ -129,7 +129,7 @@ class Capabilities:
     export: bool = True  # Session.export_state and Engine.import_state work
     ds4_roundings: bool = False  # Engine.open(ds4_roundings=True) works
     numerics: str = "float32"  # one of NUMERICS: which accuracy limits hold; may depend on Options.exact
-    absent: Mapping[str, str] = field(default_factory=dict)  # laws of LAWS that do not hold (yet): name -> reason
+    absent: Mapping[str, str] = field(default_factory=dict)  # name of a law, duty or False flag -> reason
 
 
 class StepPlan(Protocol):

@@ -100,22 +100,23 @@ def capability_reason(backend_name: str, capability: str) -> str | None:
     """None if the backend has the capability, else why not.
 
     Capabilities: "fork", "export", "ds4_roundings"; a cache dtype ("float16"); a weight dtype ("Q4_K"); a law
-    ("together", "restored", "forked"). They are read from the bundled model, opened on the backend once per run.
+    ("together", "restored", "forked") or duty ("fallback", "cancel", "layout", "reference"). They are read from a small
+    model, opened on the backend once per run.
     """
-    from ds4.backend.contract import LAWS
+    from ds4.backend.contract import DUTIES, LAWS
     from ds4.backend.layout import ITEM_BYTES
 
     known = _capabilities(backend_name)
     if capability in known.absent:
         return f"backend {backend_name} does not have {capability}: {known.absent[capability]}"
-    if capability in LAWS or capability in known.cache_dtypes or capability in known.weight_dtypes:
+    if capability in (*LAWS, *DUTIES) or capability in known.cache_dtypes or capability in known.weight_dtypes:
         return None
     if capability in FLAGS:
         has = bool(getattr(known, capability))
     elif capability in ITEM_BYTES or capability.isupper():
         has = False
     else:
-        words = (*FLAGS, *LAWS, *ITEM_BYTES, "a weight dtype such as Q4_K")
+        words = (*FLAGS, *LAWS, *DUTIES, *ITEM_BYTES, "a weight dtype such as Q4_K")
         raise pytest.UsageError(f"requires({capability!r}): there is no such capability; use one of {', '.join(words)}")
     return None if has else f"backend {backend_name} does not have {capability}"
 
@@ -123,10 +124,10 @@ def capability_reason(backend_name: str, capability: str) -> str | None:
 @functools.cache
 def _capabilities(backend_name: str) -> Capabilities:
     import ds4
-    import ds4.data
+    from ds4.testing import models
 
     limits = ds4.Limits(sessions=1, context=512)
-    with ds4.Engine.open(ds4.data.bundled_model(), backend=backend_name, limits=limits) as engine:
+    with ds4.Engine.open(models.model_path("small"), backend=backend_name, limits=limits) as engine:
         capabilities: Capabilities = engine.runner.capabilities
         return capabilities
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ds4.errors import BackendError, LimitsError, MemoryPlanError
-from ds4.plugin import Probe
-from ds4.testing import NullBackend, Report, run_conformance
+from ds4.plugin import DUTIES, LAWS, NUMERICS, Probe
+from ds4.testing import NullBackend, Report, models, run_conformance
 from ds4.testing.conformance import AREAS, Outcome, cases, run
 from ds4.testing.conformance import runner as suite
 
@@ -103,6 +104,12 @@ def test_the_report_lists_failures_and_groups_skips() -> None:
     assert text.endswith("mine does not conform: 1 passed, 1 failed, 2 skipped, 4.0 s")
 
 
+def test_of_many_failures_the_first_of_each_area_are_shown_whole() -> None:
+    text = str(made(*((f"c{i}[small]", "failed", f"line {i}\ndetail {i}") for i in range(9))))
+    assert all(f"line {i}" in text for i in range(9))
+    assert "detail 2" in text and "detail 3" not in text
+
+
 @pytest.mark.parametrize(
     ("statuses", "ok"),
     [
@@ -133,6 +140,16 @@ def test_every_check_that_is_written_is_run() -> None:
     for check in listed:
         assert check.area in AREAS and check.about.endswith("."), check
         assert set(check.short_models) <= set(check.models), check
+
+
+def test_the_manual_has_every_check_area_and_model() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
+    for check in suite.all_checks():
+        assert f"`{check.name}`" in manual, check.name
+    for name in (*AREAS, *(name for name in models.model_names() if not name.startswith(models.DTYPE_PREFIX))):
+        assert f"`{name}`" in manual, name
+    for name in (*LAWS, *DUTIES, *NUMERICS):
+        assert f"`{name}`" in manual, name
 
 
 def test_names_are_stable_and_unique() -> None:

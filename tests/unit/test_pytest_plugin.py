@@ -117,7 +117,7 @@ def half_able(monkeypatch: pytest.MonkeyPatch) -> None:
         max_rows=8,
         weight_dtypes=frozenset({"F32", "Q8_0"}),
         fork=False,
-        absent={"forked": "rings are not copied yet", "export": "no read-back"},
+        absent={"forked": "rings are not copied yet", "export": "no read-back", "cancel": "steps are short"},
     )
     monkeypatch.setattr(pytest_plugin, "_capabilities", lambda name: able)
 
@@ -134,6 +134,8 @@ def half_able(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Q4_K", "backend toy does not have Q4_K"),
         ("ds4_roundings", "backend toy does not have ds4_roundings"),
         ("forked", "backend toy does not have forked: rings are not copied yet"),
+        ("reference", None),
+        ("cancel", "backend toy does not have cancel: steps are short"),
         ("export", "backend toy does not have export: no read-back"),
     ],
 )

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+WHOLE = 3
+"""Failures of an area whose whole message the text shows; of the others it has the first line."""
+
 Status = Literal["passed", "failed", "skipped"]
 
 
@@ -52,14 +55,17 @@ class Report:
         for area in dict.fromkeys(outcome.area for outcome in self.outcomes):
             mine = [outcome for outcome in self.outcomes if outcome.area == area]
             counts = Counter(outcome.status for outcome in mine)
-            shown = ", ".join(f"{counts[s]} {s}" for s in ("passed", "failed", "skipped") if counts[s])
-            yield f"  {area:<11} {shown:<32} {sum(outcome.seconds for outcome in mine):6.1f} s"
+            states = ", ".join(f"{counts[s]} {s}" for s in ("passed", "failed", "skipped") if counts[s])
+            yield f"  {area:<11} {states:<32} {sum(outcome.seconds for outcome in mine):6.1f} s"
         yield from self._skips()
         if self.failed:
             yield "failed, from the simple to the whole: what fails first may explain the rest"
+        shown_of: Counter[str] = Counter()
         for outcome in self.failed:
+            shown_of[outcome.area] += 1
             yield f"  {outcome.area}: {outcome.check}"
-            yield textwrap.indent(outcome.message, "    ")
+            whole = shown_of[outcome.area] <= WHOLE
+            yield textwrap.indent(outcome.message if whole else outcome.message.partition("\n")[0], "    ")
         without = ", ".join(line.partition(":")[0] for line in self.absent)
         verdict = "does not conform" if not self.ok else f"conforms, without {without}" if without else "conforms"
         counts_shown = ", ".join(f"{self.count(s)} {s}" for s in ("passed", "failed", "skipped"))
