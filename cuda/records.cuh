@@ -91,3 +91,8 @@ struct Jobs {
     const int *count;  // rows of this step
     int n_jobs, n_segments, segment, n_groups;  // segment: inputs per warp; n_groups: output groups per block
 };
+
+#ifdef DS4_RUN_BYTES  // given by ds4_cuda.kernels: the sizes of the records as the host writes them
+static_assert(sizeof(Run) == DS4_RUN_BYTES && sizeof(Layer) == DS4_LAYER_BYTES && sizeof(Mat) == DS4_MAT_BYTES &&
+              sizeof(Jobs) == DS4_JOBS_BYTES, "records.py and records.cuh differ");
+#endif
