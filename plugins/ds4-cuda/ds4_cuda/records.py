@@ -115,7 +115,7 @@ JOBS = np.dtype(
 RECORD_SIZES = {"Run": RUN.itemsize, "Layer": LAYER.itemsize, "Mat": MAT.itemsize, "Jobs": JOBS.itemsize}
 
 
-def record(dtype: np.dtype[Any], **fields: Any) -> Any:
+def record(dtype: np.dtype[Any], /, **fields: Any) -> Any:
     """One zeroed record with these fields set."""
     made = np.zeros((), dtype)
     for name, value in fields.items():
