@@ -20,8 +20,16 @@ extern "C" __global__ void store_rows(const Run run, const Layer layer, int row0
     if (row >= *run.n_rows) return;
     const float *raw = run.qr_raw + (long long)row * run.q_lora, *kv_raw = run.kv + (long long)row * dim;
     const float inverse = row_norm(raw, run.q_lora, run.rms_eps, room);
-    for (int k = threadIdx.x; k < run.q_lora; k += blockDim.x)
-        run.qr[(long long)row * run.q_lora + k] = raw[k] * inverse * layer.vec[V_Q_A_NORM][k];
+    for (int k0 = 0; k0 < run.q_lora; k0 += blockDim.x * 8) {
+        const int k = k0 + threadIdx.x * 8;
+        const long long at = (long long)row * run.q_lora + k;
+        float v[8] = {};
+        for (int i = 0; i < 8 && k + i < run.q_lora; i++) {
+            v[i] = raw[k + i] * inverse * layer.vec[V_Q_A_NORM][k + i];
+            run.qr[at + i] = v[i];
+        }
+        if (run.int8) quantize8(v, run.qr_q, at, k < run.q_lora && run.q_lora % 32 == 0);
+    }
     const float kv_inverse = row_norm(kv_raw, dim, run.rms_eps, room);
     for (int k = threadIdx.x; k < dim; k += blockDim.x) kv[k] = kv_raw[k] * kv_inverse * layer.vec[V_KV_NORM][k];
     __syncthreads();
@@ -153,7 +161,7 @@ ATTEND(4)
 
 // grid (rows, heads), block 128, shared: head_dim floats. Joins the key blocks with the sink; rotates back; into run.q.
 extern "C" __global__ void join_blocks(const Run run, const Layer layer, int row0) {
-    extern __shared__ float out[];
+    extern __shared__ __align__(16) float out[];
     const int row = row0 + blockIdx.x, head = blockIdx.y, dim = run.head_dim, n_pairs = run.rope_dim / 2;
     if (row >= *run.n_rows) return;
     const View view = view_of(run, layer, row);
@@ -179,6 +187,13 @@ extern "C" __global__ void join_blocks(const Run run, const Layer layer, int row
     for (int i = threadIdx.x; i < n_pairs; i += blockDim.x)
         rotate_pair(out + dim - run.rope_dim, i, cos_of(run, layer, row)[i], -sin_of(run, layer, row)[i]);
     __syncthreads();
-    float *q = run.q + ((long long)row * run.n_heads + head) * dim;
-    for (int c = threadIdx.x; c < dim; c += blockDim.x) q[c] = out[c];
+    const long long at = ((long long)row * run.n_heads + head) * dim;
+    for (int c = threadIdx.x; c < dim; c += blockDim.x) run.q[at + c] = out[c];
+    if (!run.int8 || dim % 32) return;
+    for (int c0 = 0; c0 < dim; c0 += blockDim.x * 8) {
+        const int c = c0 + threadIdx.x * 8;
+        float v[8] = {};
+        if (c < dim) load8(out, c, dim, v);
+        quantize8(v, run.q_q, at + c, c < dim);
+    }
 }

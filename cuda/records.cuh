@@ -36,10 +36,16 @@ struct Layer {
     Mat mat[N_MATS];
 };
 
+// int8 copies of a float buffer, element for element: codes, one scale per 32, scale times sum of codes per 8.
+struct Quant {
+    int8_t *q;
+    float *d, *s;
+};
+
 struct Run {
     int n_layers, hidden, vocab, n_heads, head_dim, rope_dim, q_lora, o_groups, o_lora, n_experts, n_used, ffn_width;
     int window, index_heads, index_dim, top_k, n_streams, sinkhorn_iters, ring, cache_half, roundings, max_rows;
-    int max_entries, n_splits, attend_rows, unused;
+    int max_entries, n_splits, attend_rows, int8;  // int8: quantised weights meet int8 activations
     float hc_eps, rms_eps, expert_scale, attn_scale;
     // the step: int32 arrays written by one copy per step
     const int *n_rows, *n_items, *n_logit_rows, *tokens, *pos, *row_item, *item_row, *item_pos, *item_slab;
@@ -72,6 +78,8 @@ struct Run {
     int *selected;        // [max_rows, top_k]
     int *pairs;           // [max_rows * n_used]: pair numbers grouped by expert
     int *tiles;           // [1 + 3 * tiles]: count, then (expert, first, n) each
+    float *squares;       // [max_rows, parts of 256 channels]: sums of squares of the streams
+    Quant xn_q, qr_q, q_q, low_q, act_q;
     const float *output_hc_scale, *output_hc_base, *output_norm;
     Mat embedding, output, output_hc;
 };
@@ -80,6 +88,7 @@ struct Run {
 struct Job {
     Mat mat;
     const float *x;
+    Quant xq;  // the same values
     float *y;
     const int *x_rows;  // null: row i reads x[i]
     int x_stride, y_stride, first_row, n_out, first_block, unused;
@@ -89,7 +98,7 @@ enum { MAX_JOBS = 16 };
 struct Jobs {
     Job job[MAX_JOBS];
     const int *count;  // rows of this step
-    int n_jobs, n_segments, segment, n_groups;  // segment: inputs per warp; n_groups: output groups per block
+    int n_jobs, n_segments, segment, n_groups, loops, unused;  // segment: inputs per warp; groups per block, and turns
 };
 
 #ifdef DS4_RUN_BYTES  // given by ds4_cuda.kernels: the sizes of the records as the host writes them

@@ -84,7 +84,7 @@ class CudaBackend(Backend):
             available = find_devices(self._driver or load_driver())[0][2]
         except BackendUnavailableError:
             available = None
-        return make_plan(model, model.shape, limits, self._layout(model, limits, options), available)
+        return make_plan(model, model.shape, limits, self._layout(model, limits, options), available, int8=not options.exact)
 
     def open(self, model: Any, limits: Limits, options: Options) -> Runner:
         from ds4_cuda.runner import CudaRunner
@@ -94,7 +94,7 @@ class CudaBackend(Backend):
         device = Device(0, self._driver)
         try:
             free, _ = device.run("reading free memory", device.driver.mem_get_info)
-            plan = make_plan(model, model.shape, limits, layout, free)
+            plan = make_plan(model, model.shape, limits, layout, free, int8=not options.exact)
             if plan.total > free:
                 raise MemoryPlanError(
                     f"the GPU has not enough free memory: {plan}. Use fewer sessions, pages or max_rows, a smaller "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ds4.plugin import BackendError
-from ds4_cuda.records import DTYPES, RECORD_SIZES
+from ds4_cuda.records import DTYPES, INT8_DTYPES, RECORD_SIZES
 
 OPTIONS = ("-O3", "-fmad=false", "--std=c++17")
 """No contraction: fused operations are written where they are meant, so every kernel rounds alike."""
@@ -36,15 +36,20 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
     "score_entries": ("indexer", "RLi"),
     "select_entries": ("indexer", "Ri"),
     **{f"product_{dtype}": ("matmul", "RJ") for dtype in DTYPES},
+    **{f"product8_{dtype}": ("matmul", "RJ") for dtype in INT8_DTYPES},
+    "quantize_rows": ("matmul", "RPPPPii"),
+    "quantize_act": ("matmul", "Ri"),
     "route_rows": ("moe", "RLi"),
     "group_pairs": ("moe", "R"),
-    **{f"gate_up_{dtype}": ("moe", "RLiiii") for dtype in DTYPES},
-    **{f"down_{dtype}": ("moe", "RLiiii") for dtype in DTYPES},
+    **{f"gate_up_{dtype}": ("experts", "RLiiiii") for dtype in DTYPES},
+    **{f"down_{dtype}": ("experts", "RLiiiii") for dtype in DTYPES},
+    **{f"gate_up8_{dtype}": ("experts8", "RLiiiii") for dtype in INT8_DTYPES},
+    **{f"down8_{dtype}": ("experts8", "RLiiiii") for dtype in INT8_DTYPES},
     "combine_experts": ("moe", "Ri"),
     "publish_rows": ("publish", "RP"),
     "repack_q8_0": ("repack", "PPPqq"),
     "repack_iq2_xxs": ("repack", "PPPqq"),
-    "product_simple": ("fallback", "RMPPii"),
+    "product_simple": ("fallback", "RJiii"),
     "gate_up_simple": ("fallback", "RLiii"),
     "down_simple": ("fallback", "RLiii"),
     "score_simple": ("fallback", "RLi"),

@@ -12,8 +12,8 @@ from typing import Any
 
 from ds4.plugin import CSA, HCA, SLIDING, ModelShape
 from ds4_cuda.kernels import pack_arguments
-from ds4_cuda.records import DTYPES, JOBS, LAYER_MATS, MAX_JOBS, record
-from ds4_cuda.work import KEYS, TILE, max_tiles, max_visible
+from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, record
+from ds4_cuda.work import KEYS, TILE, ceil, max_tiles, max_visible
 
 PRODUCT_ROWS, GATE_UP_ROWS, DOWN_ROWS = 4, 2, 4  # weight rows per warp; as in the kernels
 
@@ -45,15 +45,20 @@ def bucket_of(n_rows: int, n_logit_rows: int, n_tokens: int, max_rows: int, cont
     return Bucket(min(power_above(n_rows), max_rows), logits, min(max(power_above(n_tokens), 256), context))
 
 
-def ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def segments(n_in: int) -> tuple[int, int, int]:
     """(segments of K, inputs per segment, output groups per block): functions of the matrix alone."""
     segment = 1024 * ceil(n_in, 32 * 1024)
     n = ceil(n_in, segment)
     return n, segment, max(1, 8 // n)
+
+
+ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
+NO_TWIN = (0, 0, 0)
+
+
+def turns(n_blocks: int, n_segments: int) -> int:
+    """Sets of output rows that a block takes in turn: saves block starts where there are many. Changes no sum."""
+    return 1 if n_segments > 8 else min(8, max(1, n_blocks // ENOUGH_BLOCKS))
 
 
 def warps(n_segments: int, n_groups: int) -> int:
@@ -66,6 +71,7 @@ class Product:
 
     mat: Any
     x: int
+    quant: Any  # the int8 twin of x: addresses of codes, scales, sums
     y: int
     x_stride: int
     y_stride: int
@@ -97,15 +103,20 @@ class Sequence:
 
     def _job_set(self, count: int, products: list[Product], dtype: str) -> tuple[str, int, int, bytes]:
         n, segment, groups = segments(int(products[0].mat["n_in"]))
-        jobs = record(JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups)
+        rows = groups * PRODUCT_ROWS
+        loops = turns(sum(ceil(p.rows, rows) for p in products), n)
+        jobs = record(JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups, loops=loops)
         block = 0
         for i, p in enumerate(products):
             job = jobs["job"][i]
-            job["mat"], job["x"], job["y"], job["x_rows"] = p.mat, p.x, p.y, p.x_rows
+            job["mat"], job["x"], job["xq"], job["y"], job["x_rows"] = p.mat, p.x, p.quant, p.y, p.x_rows
             job["x_stride"], job["y_stride"], job["first_row"] = p.x_stride, p.y_stride, p.first_row
             job["n_out"], job["first_block"] = p.rows, block
-            block += ceil(p.rows, groups * PRODUCT_ROWS)
-        return f"product_{dtype}", block, warps(n, groups), jobs.tobytes()
+            block += ceil(p.rows, rows * loops)
+        return f"product{self._path(dtype)}_{dtype}", block, warps(n, groups), jobs.tobytes()
+
+    def _path(self, dtype: str) -> str:
+        return "8" if self.run["int8"] and dtype in INT8_DTYPES else ""
 
     def _multiply(self, n_rows: int, products: list[Product], count: int | None = None) -> Iterator[Launch]:
         where = int(self.run["n_rows"]) if count is None else count
@@ -113,13 +124,22 @@ class Sequence:
             arguments = pack_arguments(name, self.run_bytes, jobs)
             yield Launch(name, (ceil(n_rows, TILE), blocks), 32 * n_warps, 0, arguments)
 
+    def reference_jobs(self, product: Product) -> bytes:
+        """A Jobs record of one product, for the reference path."""
+        return self._job_set(0, [product], DTYPES[int(product.mat["dtype"])])[3]
+
+    def _twin(self, name: str, offset: int = 0) -> tuple[int, int, int]:
+        """The int8 twin of a work buffer, from element `offset` on."""
+        q, d, s = (int(at) for at in self.run[f"{name}_q"].tolist())
+        return (q + offset, d + offset // 32 * 4, s + offset // 8 * 4) if self.run["int8"] else NO_TWIN
+
     def mat(self, layer: int, suffix: str) -> Any:
         return self.layers[layer]["mat"][LAYER_MATS.index(suffix)]
 
     def stream_product(self, layer: int, suffix: str) -> list[Product]:
         shape, run = self.shape, self.run
         n = shape.n_streams
-        return [Product(self.mat(layer, suffix), int(run["streams"]), int(run["z"]), n * shape.hidden, (2 + n) * n)]
+        return [Product(self.mat(layer, suffix), int(run["streams"]), NO_TWIN, int(run["z"]), n * shape.hidden, (2 + n) * n)]
 
     def input_products(self, layer: int) -> list[Product]:
         """Everything that multiplies the attention's input."""
@@ -127,7 +147,7 @@ class Sequence:
         xn = int(run["xn"])
 
         def to(suffix: str, y: int, y_stride: int) -> Product:
-            return Product(self.mat(layer, suffix), xn, y, shape.hidden, y_stride)
+            return Product(self.mat(layer, suffix), xn, self._twin("xn"), y, shape.hidden, y_stride)
 
         products = [
             to("attn_q_a.weight", int(run["qr_raw"]), shape.q_lora),
@@ -147,10 +167,10 @@ class Sequence:
     def query_products(self, layer: int, with_index: bool) -> list[Product]:
         shape, run = self.shape, self.run
         n_q, n_iq = shape.n_heads * shape.head_dim, shape.index_heads * shape.index_dim
-        products = [Product(self.mat(layer, "attn_q_b.weight"), int(run["qr"]), int(run["q"]), shape.q_lora, n_q)]
+        products = [Product(self.mat(layer, "attn_q_b.weight"), int(run["qr"]), self._twin("qr"), int(run["q"]), shape.q_lora, n_q)]
         if with_index:
             mat = self.mat(layer, "indexer.attn_q_b.weight")
-            products.append(Product(mat, int(run["qr"]), int(run["iq"]), shape.q_lora, n_iq))
+            products.append(Product(mat, int(run["qr"]), self._twin("qr"), int(run["iq"]), shape.q_lora, n_iq))
         return products
 
     def group_products(self, layer: int) -> list[Product]:
@@ -162,6 +182,7 @@ class Sequence:
             Product(
                 mat,
                 int(run["q"]) + 4 * g * n_in,
+                self._twin("q", g * n_in),
                 int(run["low"]) + 4 * g * shape.o_lora,
                 n_all,
                 low,
@@ -175,21 +196,21 @@ class Sequence:
         shape, run = self.shape, self.run
         low = shape.o_groups * shape.o_lora
         mat = self.mat(layer, "attn_output_b.weight")
-        return [Product(mat, int(run["low"]), int(run["y"]), low, shape.hidden)]
+        return [Product(mat, int(run["low"]), self._twin("low"), int(run["y"]), low, shape.hidden)]
 
     def router_product(self, layer: int) -> list[Product]:
         shape, run = self.shape, self.run
         mat = self.mat(layer, "ffn_gate_inp.weight")
-        return [Product(mat, int(run["xn"]), int(run["router"]), shape.hidden, shape.n_experts)]
+        return [Product(mat, int(run["xn"]), self._twin("xn"), int(run["router"]), shape.hidden, shape.n_experts)]
 
     def head_products(self) -> tuple[Product, Product]:
         """The head's stream weights (rows picked through logit_rows), and the logits."""
         shape, run = self.shape, self.run
         n = shape.n_streams
         weights = Product(
-            run["output_hc"], int(run["streams"]), int(run["z"]), n * shape.hidden, n, x_rows=int(run["logit_rows"])
+            run["output_hc"], int(run["streams"]), NO_TWIN, int(run["z"]), n * shape.hidden, n, x_rows=int(run["logit_rows"])
         )
-        return weights, Product(run["output"], int(run["xn"]), int(run["logits"]), shape.hidden, shape.vocab)
+        return weights, Product(run["output"], int(run["xn"]), self._twin("xn"), int(run["logits"]), shape.hidden, shape.vocab)
 
     # ------------------------------------------------------------ small operations, for the rows [row0, row0 + n)
 
@@ -197,7 +218,7 @@ class Sequence:
         return Launch(name, grid, block, shared, pack_arguments(name, self.run_bytes, *values))
 
     def start(self, row0: int, n: int) -> Launch:
-        return self._small("start_rows", (n,), 256, row0)
+        return self._small("start_rows", (n, ceil(self.shape.hidden, 256)), 256, row0)
 
     def mix(self, layer: int, row0: int, n: int, is_ffn: int) -> Launch:
         return self._small("mix_streams", (n,), 512, self.layer_bytes[layer], row0, is_ffn)
@@ -225,6 +246,18 @@ class Sequence:
 
     def combine(self, row0: int, n: int) -> Launch:
         return self._small("combine_experts", (n, ceil(self.shape.hidden, 256)), 256, row0)
+
+    def quantize_low(self, row0: int, n: int) -> Iterator[Launch]:
+        n_in, run = self.shape.o_groups * self.shape.o_lora, self.run
+        if run["int8"] and n_in % 32 == 0:  # else no quantised matrix reads it
+            values = (int(run["low"]), *self._twin("low"), row0, n_in)
+            yield self._small("quantize_rows", (n, ceil(n_in, 1024)), 128, *values)
+
+    def quantize_act(self, row0: int, n: int) -> Iterator[Launch]:
+        shape = self.shape
+        if self.run["int8"] and shape.ffn_width % 32 == 0:
+            grid = (n, shape.n_experts_used + 1, ceil(shape.ffn_width, 1024))
+            yield self._small("quantize_act", grid, 128, row0)
 
     def mix_head(self, j0: int, n: int) -> Launch:
         return self._small("mix_head", (n,), 512, j0)
@@ -263,6 +296,7 @@ class Sequence:
             yield self.select(0, n)
         yield from self._attend(layer, bucket)
         yield from self._multiply(n, self.group_products(layer))
+        yield from self.quantize_low(0, n)
         yield from self._multiply(n, self.output_product(layer))
         yield self.update(0, n)
 
@@ -298,14 +332,16 @@ class Sequence:
         tiles, row_tiles = max_tiles(shape, n), ceil(n, TILE)
         yield self._expert("gate_up", layer, "ffn_gate_exps.weight", tiles, 0, shape.ffn_width, GATE_UP_ROWS)
         yield self._expert("gate_up", layer, "ffn_gate_shexp.weight", row_tiles, 1, shape.ffn_width, GATE_UP_ROWS)
+        yield from self.quantize_act(0, n)
         yield self._expert("down", layer, "ffn_down_exps.weight", tiles, 0, shape.hidden, DOWN_ROWS)
         yield self._expert("down", layer, "ffn_down_shexp.weight", row_tiles, 1, shape.hidden, DOWN_ROWS)
         yield self.combine(0, n)
-        yield self.update(0, n)
 
     def _expert(self, kind: str, layer: int, suffix: str, tiles: int, shared: int, n_out: int, rows: int) -> Launch:
         mat = self.mat(layer, suffix)
         n, segment, groups = segments(int(mat["n_in"]))
-        name = f"{kind}_{DTYPES[int(mat['dtype'])]}"
-        grid = (tiles, ceil(n_out, groups * rows))
-        return self._small(name, grid, 32 * warps(n, groups), self.layer_bytes[layer], shared, n, segment, groups)
+        dtype = DTYPES[int(mat["dtype"])]
+        name, blocks = f"{kind}{self._path(dtype)}_{dtype}", ceil(n_out, groups * rows)
+        loops = turns(blocks * min(tiles, 8), n)
+        grid = (tiles, ceil(blocks, loops))
+        return self._small(name, grid, 32 * warps(n, groups), self.layer_bytes[layer], shared, n, segment, groups, loops)

@@ -56,13 +56,14 @@ class DeviceMemory:
         layout: CacheLayout,
         *,
         roundings: bool,
+        int8: bool,
         progress: Progress | None,
     ) -> None:
         self.driver, self.shape, self.limits, self.layout = driver, model.shape, limits, layout
         self._kernels, self._stream, self._progress = kernels, stream, progress
         self._arenas: list[Arena] = []
         try:
-            self._allocate(roundings)
+            self._allocate(roundings, int8)
             self._upload(model)
             self.layer_table = self._table()
         except BaseException:
@@ -76,17 +77,23 @@ class DeviceMemory:
             self.driver.memset_d8(arena.base, 0, n_bytes)
         return arena
 
-    def _allocate(self, roundings: bool) -> None:
+    def _allocate(self, roundings: bool, int8: bool) -> None:
         shape, limits, layout = self.shape, self.limits, self.layout
         self.slabs = self._arena(max(limits.sessions * layout.slab_bytes, 256), zero=True)
         self.pages = self._arena(max((limits.pages or 0) * layout.page_bytes, 256), zero=True)
-        floats, ints = work.work_floats(shape, limits), work.step_ints(limits)
+        floats, ints = work.work_floats(shape, limits, int8=int8), work.step_ints(limits)
         buffers = self._arena(
             sum(work.aligned(4 * n) for n in floats.values()) + work.aligned(4 * sum(ints.values())), zero=True
         )
         self.step_at = buffers.take(4 * sum(ints.values()))
         self.step_offset = dict(zip(ints, np.cumsum([0, *ints.values()]).tolist(), strict=False))
-        self.run = record(RUN, **self._sizes(roundings), **{name: buffers.take(4 * n) for name, n in floats.items()})
+        places = {name: buffers.take(4 * n) for name, n in floats.items()}
+        twins = work.quant_sources(shape, limits.max_rows or 1)
+        self.run = record(RUN, **self._sizes(roundings), **{k: v for k, v in places.items() if k not in twins})
+        self.run["int8"] = int8
+        for name, n in twins.items():
+            codes, scales = work.aligned(n), work.aligned(4 * work.ceil(n, 32))
+            self.run[name] = (places[name], places[name] + codes, places[name] + codes + scales)
         counts = {name: self.step_at + 4 * i for i, name in enumerate(STEP[:3])}
         arrays = {name: self.step_at + 4 * self.step_offset[name] for name in STEP[3:]}
         for name, at in {**counts, **arrays}.items():

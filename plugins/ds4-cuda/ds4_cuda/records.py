@@ -14,6 +14,9 @@ MAT = np.dtype([("q", "u8"), ("d", "u8"), ("n_in", "i4"), ("n_out", "i4"), ("dty
 DTYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "IQ2_XXS", "MXFP4")
 """Weight dtypes in the order of the enum."""
 
+INT8_DTYPES = ("Q8_0", "Q4_K", "Q2_K", "IQ2_XXS")
+"""Those that meet int8 activations when the engine is opened with exact=False."""
+
 LAYER_MATS = (
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",
@@ -68,7 +71,7 @@ LAYER = np.dtype(
 SIZES = (
     "n_layers hidden vocab n_heads head_dim rope_dim q_lora o_groups o_lora n_experts n_used ffn_width window "
     "index_heads index_dim top_k n_streams sinkhorn_iters ring cache_half roundings max_rows max_entries n_splits "
-    "attend_rows unused"
+    "attend_rows int8"
 ).split()
 FLOATS = "hc_eps rms_eps expert_scale attn_scale".split()
 STEP = (
@@ -79,6 +82,9 @@ WORK_FLOATS = (
     "scores logits"
 ).split()
 WORK_INTS = "route selected pairs tiles".split()
+
+QUANT = np.dtype([("q", "u8"), ("d", "u8"), ("s", "u8")])
+QUANTS = ("xn_q", "qr_q", "q_q", "low_q", "act_q")
 
 RUN = np.dtype(
     [
@@ -91,6 +97,8 @@ RUN = np.dtype(
         ("grid", "u8"),
         *((name, "u8") for name in WORK_FLOATS),
         *((name, "u8") for name in WORK_INTS),
+        ("squares", "u8"),
+        *((name, QUANT) for name in QUANTS),
         *((name, "u8") for name in ("output_hc_scale", "output_hc_base", "output_norm")),
         *((name, MAT) for name in ("embedding", "output", "output_hc")),
     ]
@@ -100,7 +108,9 @@ MAX_JOBS = 16
 JOB = np.dtype(
     [
         ("mat", MAT),
-        *((name, "u8") for name in ("x", "y", "x_rows")),
+        ("x", "u8"),
+        ("xq", QUANT),
+        *((name, "u8") for name in ("y", "x_rows")),
         *((name, "i4") for name in ("x_stride", "y_stride", "first_row", "n_out", "first_block", "unused")),
     ]
 )
@@ -108,7 +118,7 @@ JOBS = np.dtype(
     [
         ("job", JOB, (MAX_JOBS,)),
         ("count", "u8"),
-        *((name, "i4") for name in ("n_jobs", "n_segments", "segment", "n_groups")),
+        *((name, "i4") for name in ("n_jobs", "n_segments", "segment", "n_groups", "loops", "unused")),
     ]
 )
 

@@ -28,9 +28,7 @@ class Reference:
             yield self._product(logits, j, j)
 
     def _product(self, p: Product, x_row: int, y_row: int) -> Launch:
-        segment = segments(int(p.mat["n_in"]))[1]
-        x, y = p.x + 4 * x_row * p.x_stride, p.y + 4 * y_row * p.y_stride
-        values = (self.sequence.run_bytes, p.mat.tobytes(), x, y, p.first_row, segment)
+        values = (self.sequence.run_bytes, self.sequence.reference_jobs(p), 0, x_row, y_row)
         return Launch("product_simple", (p.rows,), 32, 0, pack_arguments("product_simple", *values))
 
     def _attention(self, layer: int, row: int, pos: int) -> Iterator[Launch]:
@@ -50,6 +48,7 @@ class Reference:
         arguments = pack_arguments("attend_simple", run, rec, row)
         yield Launch("attend_simple", (shape.n_heads,), 128, 4 * shape.head_dim, arguments)
         yield from (self._product(p, row, row) for p in seq.group_products(layer))
+        yield from seq.quantize_low(row, 1)
         yield from (self._product(p, row, row) for p in seq.output_product(layer))
         yield seq.update(row, 1)
 
@@ -62,9 +61,10 @@ class Reference:
         yield seq.route(layer, row, 1)
         for slot in range(shape.n_experts_used + 1):
             yield self._expert("gate_up_simple", layer, row, slot, shape.ffn_width, shape.hidden)
+        yield from seq.quantize_act(row, 1)
+        for slot in range(shape.n_experts_used + 1):
             yield self._expert("down_simple", layer, row, slot, shape.hidden, shape.ffn_width)
         yield seq.combine(row, 1)
-        yield seq.update(row, 1)
 
     def _expert(self, name: str, layer: int, row: int, slot: int, n_out: int, n_in: int) -> Launch:
         values: tuple[Any, ...] = (self.sequence.run_bytes, self.sequence.layer_bytes[layer], row, slot)

@@ -59,6 +59,7 @@ class CudaRunner(Runner):
             self.limits,
             self.layout,
             roundings=self._options.ds4_roundings,
+            int8=not self._options.exact,
             progress=self._options.progress,
         )
         self._sequence = Sequence(shape, self._memory.run, self._memory.layers)

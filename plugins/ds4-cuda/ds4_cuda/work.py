@@ -67,7 +67,27 @@ def step_ints(limits: Limits) -> dict[str, int]:
     }
 
 
-def work_floats(shape: ModelShape, limits: Limits) -> dict[str, int]:
+def quant_floats(n: int) -> int:
+    """4-byte elements of the int8 twin of n floats: codes, a scale per 32, a sum per 8; each part aligned."""
+    return (aligned(n) + aligned(4 * ceil(n, 32)) + aligned(4 * ceil(n, 8))) // 4
+
+
+def ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def quant_sources(shape: ModelShape, n: int) -> dict[str, int]:
+    """Floats that have an int8 twin, by the twin's name."""
+    return {
+        "xn_q": n * shape.hidden,
+        "qr_q": n * shape.q_lora,
+        "q_q": n * shape.n_heads * shape.head_dim,
+        "low_q": n * shape.o_groups * shape.o_lora,
+        "act_q": n * (shape.n_experts_used + 1) * shape.ffn_width,
+    }
+
+
+def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, int]:
     """4-byte elements of every work buffer, by its name in the Run record."""
     n, streams = limits.max_rows or 1, shape.n_streams
     blocks = attend_rows(shape, limits) * max_splits(shape, limits.context) * shape.n_heads
@@ -100,6 +120,8 @@ def work_floats(shape: ModelShape, limits: Limits) -> dict[str, int]:
         "selected": n * shape.index_top_k * is_csa,
         "pairs": n * shape.n_experts_used,
         "tiles": 1 + 3 * max_tiles(shape, n),
+        "squares": n * ceil(shape.hidden, 256),
+        **{name: quant_floats(m) * int8 for name, m in quant_sources(shape, n).items()},
     }
 
 
@@ -111,9 +133,9 @@ def step_bytes(layout: CacheLayout, index_dim: int, layer: int) -> tuple[int, in
 
 
 def make_plan(
-    model: Any, shape: ModelShape, limits: Limits, layout: CacheLayout, available: int | None
+    model: Any, shape: ModelShape, limits: Limits, layout: CacheLayout, available: int | None, *, int8: bool
 ) -> MemoryPlan:
-    work = sum(aligned(4 * n) for n in work_floats(shape, limits).values())
+    work = sum(aligned(4 * n) for n in work_floats(shape, limits, int8=int8).values())
     work += aligned(4 * sum(step_ints(limits).values()))
     weights = sum(aligned(tensor.n_bytes) for tensor in model.weights.values())
     parts = (
