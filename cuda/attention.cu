@@ -1,10 +1,10 @@
 // Attention: what a row adds to the cache, its queries, and attention over window and compressed entries.
 //
-// Keys are attended to in blocks of 128 visible rows, counted from the row's first visible one, so that the blocks of a
+// Keys are attended to in blocks of 64 visible rows, counted from the row's first visible one, so that the blocks of a
 // row depend on its position alone. Blocks run in parallel and are joined in ascending order.
 #include "matmul.cuh"
 
-enum { KEYS = 128, HEADS = 4 };
+enum { KEYS = 64, HEADS = 4 };
 
 __device__ __forceinline__ float row_norm(const float *x, int n, float eps, float *room) {
     float squares = 0.0f;
@@ -98,7 +98,7 @@ template <int JD> __device__ __forceinline__ void attend(const Run &run, const L
         }
     }
     __syncthreads();
-#pragma unroll 2
+#pragma unroll 4
     for (int t = warp; t < n; t += 8) {
         float s[HEADS] = {};
 #pragma unroll
@@ -136,7 +136,7 @@ template <int JD> __device__ __forceinline__ void attend(const Run &run, const L
     __syncthreads();
     for (int c = threadIdx.x * 2; c < dim; c += blockDim.x * 2) {
         float out[HEADS][2] = {};
-#pragma unroll 8
+#pragma unroll 16
         for (int t = 0; t < n; t++) {
             float2 v;
             if (run.cache_half) v = __half22float2(*(const __half2 *)((const __half *)at[t] + c));

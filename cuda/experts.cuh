@@ -50,9 +50,8 @@ __device__ __forceinline__ void gate_up_tile(const Work &k, const Layer &layer, 
         const int set = loop * k.n_groups + group, out = min(out0 + set * R, last);
         for (int s = warp % per_group; s < k.n_segments; s += 8) {
             const int first = s * k.segment, end = min(first + k.segment, gate.n_in);
-            float *p = k.part + (set * k.n_segments + s) * V;
-            partial<DT, INT8, R, NB>(gate, base + out, base + last, from, x, first, end, k.grid, p);
-            partial<DT, INT8, R, NB>(up, base + out, base + last, from, x, first, end, k.grid, p + HALF);
+            partial<DT, INT8, 2 * R, NB>(gate, up, base + out, base + out, base + last, from, x, first, end, k.grid,
+                                         k.part + (set * k.n_segments + s) * V);
         }
     }
     __syncthreads();
@@ -82,8 +81,8 @@ __device__ __forceinline__ void down_tile(const Work &k, const Layer &layer, con
         const int set = loop * k.n_groups + group, out = min(out0 + set * R, last);
         for (int s = warp % per_group; s < k.n_segments; s += 8) {
             const int first = s * k.segment, end = min(first + k.segment, down.n_in);
-            partial<DT, INT8, R, NB>(down, base + out, base + last, from, x, first, end, k.grid,
-                                     k.part + (set * k.n_segments + s) * V);
+            partial<DT, INT8, R, NB>(down, down, base + out, base + out + R / 2, base + last, from, x,
+                                     first, end, k.grid, k.part + (set * k.n_segments + s) * V);
         }
     }
     __syncthreads();

@@ -5,13 +5,18 @@
 // by row are what it does without.
 #include "matmul.cuh"
 
-// One lane's share of eight weights on the int8 path.
+// One block of 32 weights on the int8 path, with plain products.
 template <int DT> __device__ inline float add_int8(const Mat &m, long long row, int k, const Quant &x, long long at, const uint2 *grid, float acc) {
     const Codes c = decode_codes<DT>(m, row, k, grid, 1);
-    int sum = 0;
-    for (int i = 0; i < 8; i++) sum += (int)(int8_t)((i < 4 ? c.lo : c.hi) >> 8 * (i % 4)) * (int)x.q[at + k + i];
-    acc = fmaf(c.a * x.d[(at + k) / 32], (float)sum, acc);
-    return has_min(DT) ? fmaf(-c.b, x.s[(at + k) / 8], acc) : acc;
+    int sum[2] = {0, 0};
+    for (int i = 0; i < 32; i++) sum[i / 16] += (int)(int8_t)(c.w[i / 4] >> 8 * (i % 4)) * (int)x.q[at + k + i];
+    const float d = x.d[(at + k) / 32], s0 = x.s[(at + k) / 16], s1 = x.s[(at + k) / 16 + 1];
+    if (DT != Q2_K) {
+        acc = fmaf(c.a[0] * d, (float)(sum[0] + sum[1]), acc);
+        return DT == Q4_K ? fmaf(-c.b[0], s0 + s1, acc) : acc;
+    }
+    for (int h = 0; h < 2; h++) acc = fmaf(c.a[h] * d, (float)sum[h], acc);
+    return fmaf(-c.b[1], s1, fmaf(-c.b[0], s0, acc));
 }
 
 // The dot product as matmul.cuh defines it, by one warp. `at`: where the row begins in x and its int8 twin.
@@ -21,10 +26,10 @@ __device__ inline float dot(const Run &run, const Mat &m, long long row, const f
     for (int first = 0; first < m.n_in; first += segment) {
         const int end = min(first + segment, m.n_in);
         float acc = 0.0f;
-        for (int k = first + threadIdx.x % 32 * 8; k < end; k += 256) {
-            if (!int8)
-                for (int i = k; i < k + 8 && i < end; i++) acc = fmaf(decode1(m, row, i, run.grid), x[at + i], acc);
-            else if (m.dtype == Q8_0) acc = add_int8<Q8_0>(m, row, k, xq, at, run.grid, acc);
+        for (int k = first + threadIdx.x % 32 * 8; k < end && !int8; k += 256)
+            for (int i = k; i < k + 8 && i < end; i++) acc = fmaf(decode1(m, row, i, run.grid), x[at + i], acc);
+        for (int k = first + threadIdx.x % 32 * 32; k < end && int8; k += 1024) {
+            if (m.dtype == Q8_0) acc = add_int8<Q8_0>(m, row, k, xq, at, run.grid, acc);
             else if (m.dtype == Q4_K) acc = add_int8<Q4_K>(m, row, k, xq, at, run.grid, acc);
             else if (m.dtype == Q2_K) acc = add_int8<Q2_K>(m, row, k, xq, at, run.grid, acc);
             else acc = add_int8<IQ2_XXS>(m, row, k, xq, at, run.grid, acc);
@@ -84,7 +89,7 @@ extern "C" __global__ void score_simple(const Run run, const Layer layer, int ro
 // grid heads, block 128. Queries in run.q become attention output in place. Scores lie in part_o, which has room for
 // them: a head's share of it is n_splits * head_dim floats.
 extern "C" __global__ void attend_simple(const Run run, const Layer layer, int row) {
-    enum { KEYS = 128 };
+    enum { KEYS = 64 };
     const int head = blockIdx.x, dim = run.head_dim, n_pairs = run.rope_dim / 2, lane = threadIdx.x % 32;
     extern __shared__ __align__(16) float out[];
     const View view = view_of(run, layer, row);

@@ -25,11 +25,11 @@ extern "C" __global__ void start_rows(const Run run, int row0) {
 
 __device__ __forceinline__ float inverse_rms(float squares, int n, float eps) { return 1.0f / sqrtf(squares / (float)n + eps); }
 
-// The norm of a row's streams before `fn`, applied to fn's result; the sums of squares lie ready.
+// The norm of a row's streams before `fn`, applied to fn's result; the sums of squares lie ready. Whole warps.
 __device__ __forceinline__ float streams_norm(const Run &run, int row) {
     float total = 0.0f;
-    for (int i = 0; i < parts_of(run); i++) total += run.squares[row * parts_of(run) + i];
-    return inverse_rms(total, run.n_streams * run.hidden, run.rms_eps);
+    for (int i = threadIdx.x % 32; i < parts_of(run); i += 32) total += run.squares[row * parts_of(run) + i];
+    return inverse_rms(warp_sum(total), run.n_streams * run.hidden, run.rms_eps);
 }
 
 // x = sum of weighted streams; xn = rms(x) * norm, with its int8 twin. Eight channels per thread.
@@ -87,9 +87,16 @@ extern "C" __global__ void __launch_bounds__(512) mix_streams(const Run run, con
         for (int m = 0; m < n; m++) sum += __shfl_sync(FULL, c, i * n + m);
         c = c / sum + run.hc_eps;
         for (int half = 0; half < 2 * run.sinkhorn_iters - 1; half++) {  // columns, then (rows, columns) again and again
-            float total = 0.0f;
-            for (int m = 0; m < n; m++) total += __shfl_sync(FULL, c, half % 2 ? i * n + m : m * n + j);
-            c *= __frcp_rn(total + run.hc_eps);
+            float total = c;
+            if (n == 4) {
+                const int step = half % 2 ? 1 : 4;
+                total += __shfl_xor_sync(FULL, total, step);
+                total += __shfl_xor_sync(FULL, total, 2 * step);
+            } else {
+                total = 0.0f;
+                for (int m = 0; m < n; m++) total += __shfl_sync(FULL, c, half % 2 ? i * n + m : m * n + j);
+            }
+            c = __fdividef(c, total + run.hc_eps);
         }
         if (lane < n * n) coef[2 * n + lane] = c;
     }

@@ -21,14 +21,15 @@ __device__ __forceinline__ void load8(const float *x, int k, int n_in, float *v)
     }
 }
 
-// acc[r][n] += segment of rows row + r, lanes not yet added up. Rows beyond `last` repeat it (their sums are unused).
+// acc[r][n] += segment, lanes not yet added up: see `partial`.
 template <int DT, int R, int NB>
-__device__ __forceinline__ void dot_segment(const Mat &m, long long row, long long last, const float *const *x, int first,
-                                            int end, const uint2 *grid, float (*acc)[NB]) {
+__device__ __forceinline__ void dot_segment(const Mat &m, const Mat &m2, long long row, long long row2, long long last,
+                                            const float *const *x, int first, int end, const uint2 *grid, float (*acc)[NB]) {
     for (int k = first + threadIdx.x % 32 * 8; k < end; k += 256) {
         float w[R][8];
 #pragma unroll
-        for (int r = 0; r < R; r++) decode8<DT>(m, row + r < last ? row + r : last, k, grid, w[r]);
+        for (int r = 0; r < R; r++)
+            decode8<DT>(R == 1 || r < R / 2 ? m : m2, R == 1 ? row : min((r < R / 2 ? row : row2) + r % (R > 1 ? R / 2 : 1), last), k, grid, w[r]);
 #pragma unroll
         for (int n = 0; n < NB; n++) {
             float v[8];
@@ -84,18 +85,19 @@ struct Source {
     Quant q;
 };
 
-// Sums of one segment of R weight rows and NB activation rows, lanes added up, into out[r * NB + n].
+// Sums of one segment of NB activation rows with R / 2 weight rows of `m` from `row` on and as many of `m2` from `row2`,
+// lanes added up, into out[r * NB + n]. Rows beyond `last` repeat it (unused).
 template <int DT, bool INT8, int R, int NB>
-__device__ __forceinline__ void partial(const Mat &m, long long row, long long last, const Source &from, const long long *x,
-                                        int first, int end, const uint2 *grid, float *out) {
+__device__ __forceinline__ void partial(const Mat &m, const Mat &m2, long long row, long long row2, long long last, const Source &from,
+                                        const long long *x, int first, int end, const uint2 *grid, float *out) {
     float acc[R][NB] = {};
     if constexpr (INT8) {
-        dot_segment8<DT, R, NB>(m, row, last, from.q, x, first, end, grid, acc);
+        dot_segment8<DT, R, NB>(m, m2, row, row2, last, from.q, x, first, end, grid, acc);
     } else {
         const float *rows[NB];
 #pragma unroll
         for (int n = 0; n < NB; n++) rows[n] = from.x + x[n];
-        dot_segment<DT, R, NB>(m, row, last, rows, first, end, grid, acc);
+        dot_segment<DT, R, NB>(m, m2, row, row2, last, rows, first, end, grid, acc);
     }
     reduce_to<R * NB>(&acc[0][0], out);
 }

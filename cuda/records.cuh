@@ -36,7 +36,7 @@ struct Layer {
     Mat mat[N_MATS];
 };
 
-// int8 copies of a float buffer, element for element: codes, one scale per 32, scale times sum of codes per 8.
+// int8 copies of a float buffer, element for element: codes, one scale per 32, scale times sum of codes per 16.
 struct Quant {
     int8_t *q;
     float *d, *s;

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ds4.plugin import BackendError
-from ds4_cuda.records import DTYPES, INT8_DTYPES, RECORD_SIZES
+from ds4_cuda.records import DTYPES, INT8_DTYPES, NARROW_DTYPES, RECORD_SIZES
 
 OPTIONS = ("-O3", "-fmad=false", "--std=c++17")
 """No contraction: fused operations are written where they are meant, so every kernel rounds alike."""
@@ -37,6 +37,7 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
     "select_entries": ("indexer", "Ri"),
     **{f"product_{dtype}": ("matmul", "RJ") for dtype in DTYPES},
     **{f"product8_{dtype}": ("matmul", "RJ") for dtype in INT8_DTYPES},
+    **{f"product1_{dtype}": ("matmul", "RJ") for dtype in NARROW_DTYPES},
     "quantize_rows": ("matmul", "RPPPPii"),
     "quantize_act": ("matmul", "Ri"),
     "route_rows": ("moe", "RLi"),

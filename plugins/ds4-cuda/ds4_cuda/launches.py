@@ -12,7 +12,7 @@ from typing import Any
 
 from ds4.plugin import CSA, HCA, SLIDING, ModelShape
 from ds4_cuda.kernels import pack_arguments
-from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, record
+from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, NARROW_DTYPES, record
 from ds4_cuda.work import KEYS, TILE, ceil, max_tiles, max_visible
 
 PRODUCT_ROWS, GATE_UP_ROWS, DOWN_ROWS = 4, 2, 4  # weight rows per warp; as in the kernels
@@ -52,6 +52,7 @@ def segments(n_in: int) -> tuple[int, int, int]:
     return n, segment, max(1, 8 // n)
 
 
+NARROW = 64  # outputs of a matrix for which a warp works on one output row alone
 ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
 NO_TWIN = (0, 0, 0)
 
@@ -103,7 +104,9 @@ class Sequence:
 
     def _job_set(self, count: int, products: list[Product], dtype: str) -> tuple[str, int, int, bytes]:
         n, segment, groups = segments(int(products[0].mat["n_in"]))
-        rows = groups * PRODUCT_ROWS
+        is_narrow = dtype in NARROW_DTYPES and sum(p.rows for p in products) <= NARROW
+        groups, most_warps = (max(1, 16 // n), 16) if is_narrow else (groups, 8)
+        rows = groups * (1 if is_narrow else PRODUCT_ROWS)
         loops = turns(sum(ceil(p.rows, rows) for p in products), n)
         jobs = record(JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups, loops=loops)
         block = 0
@@ -113,7 +116,8 @@ class Sequence:
             job["x_stride"], job["y_stride"], job["first_row"] = p.x_stride, p.y_stride, p.first_row
             job["n_out"], job["first_block"] = p.rows, block
             block += ceil(p.rows, rows * loops)
-        return f"product{self._path(dtype)}_{dtype}", block, warps(n, groups), jobs.tobytes()
+        name = f"product{'1' if is_narrow else self._path(dtype)}_{dtype}"
+        return name, block, min(n, most_warps) * groups, jobs.tobytes()
 
     def _path(self, dtype: str) -> str:
         return "8" if self.run["int8"] and dtype in INT8_DTYPES else ""
@@ -131,7 +135,7 @@ class Sequence:
     def _twin(self, name: str, offset: int = 0) -> tuple[int, int, int]:
         """The int8 twin of a work buffer, from element `offset` on."""
         q, d, s = (int(at) for at in self.run[f"{name}_q"].tolist())
-        return (q + offset, d + offset // 32 * 4, s + offset // 8 * 4) if self.run["int8"] else NO_TWIN
+        return (q + offset, d + offset // 32 * 4, s + offset // 16 * 4) if self.run["int8"] else NO_TWIN
 
     def mat(self, layer: int, suffix: str) -> Any:
         return self.layers[layer]["mat"][LAYER_MATS.index(suffix)]

@@ -17,6 +17,9 @@ DTYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", 
 INT8_DTYPES = ("Q8_0", "Q4_K", "Q2_K", "IQ2_XXS")
 """Those that meet int8 activations when the engine is opened with exact=False."""
 
+NARROW_DTYPES = ("F32", "F16", "BF16")
+"""Those with a kernel for matrices of few outputs."""
+
 LAYER_MATS = (
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",

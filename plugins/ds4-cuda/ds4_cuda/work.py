@@ -10,7 +10,7 @@ from typing import Any
 from ds4.plugin import CSA, HCA, PAGE_TOKENS, CacheLayout, Limits, MemoryPlan, ModelShape, cache_parts
 
 ALIGN = 256
-KEYS = 128  # visible rows per attention block; as in attention.cu
+KEYS = 64  # visible rows per attention block; as in attention.cu
 TILE = 8  # rows per matrix tile; as in matmul.cuh
 ATTEND_BYTES = 512 << 20  # room for attention blocks: this bounds how many rows attend at a time
 STAGING_BYTES = 64 << 20
@@ -68,8 +68,8 @@ def step_ints(limits: Limits) -> dict[str, int]:
 
 
 def quant_floats(n: int) -> int:
-    """4-byte elements of the int8 twin of n floats: codes, a scale per 32, a sum per 8; each part aligned."""
-    return (aligned(n) + aligned(4 * ceil(n, 32)) + aligned(4 * ceil(n, 8))) // 4
+    """4-byte elements of the int8 twin of n floats: codes, a scale per 32, a sum per 16; each part aligned."""
+    return (aligned(n) + aligned(4 * ceil(n, 32)) + aligned(4 * ceil(n, 16))) // 4
 
 
 def ceil(a: int, b: int) -> int:

@@ -41,7 +41,7 @@ def declared() -> dict[str, tuple[str, str]]:
 
 def test_signatures_are_those_of_the_sources() -> None:
     found = declared()
-    patterns = {"product_##NAME": "product_", "product8_##NAME": "product8_", "attend_##JD": "attend_"}
+    patterns = {"product_##NAME": "product_", "product8_##NAME": "product8_", "product1_##NAME": "product1_", "attend_##JD": "attend_"}
     for name, (file, codes) in found.items():
         if name == "KERNEL##_##NAME":
             users = {k: v for k, v in kernels.SIGNATURES.items() if v[0] in ("experts", "experts8")}
