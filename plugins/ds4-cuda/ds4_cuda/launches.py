@@ -53,7 +53,7 @@ def segments(n_in: int) -> tuple[int, int, int]:
 
 
 NARROW = 64  # outputs of a matrix for which a warp works on one output row alone
-ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
+ENOUGH_BLOCKS = 264  # 132 multiprocessors, two blocks each: fewer blocks than this are not made fewer still
 NO_TWIN = (0, 0, 0)
 
 
