@@ -23,6 +23,8 @@ import ds4
 from ds4.model import synth
 from ds4.model.weights import Model
 
+COLUMNS = ("kind", "rows", "context", "ms_median", "ms_min", "ms_max", "tokens_per_s", "floor_share", "launches")
+
 
 def floor_bytes(model: Model, n_rows: int) -> float:
     """Bytes that a step of n_rows independent rows must read: dense matrices once, expected distinct experts."""
@@ -61,9 +63,7 @@ def kernel_times(engine: ds4.Engine, n_rows: int, context: int) -> list[tuple[st
     from ds4_cuda.launches import bucket_of
 
     limits = engine.limits
-    launches = list(
-        runner._sequence.shared(bucket_of(n_rows, n_rows, context, limits.max_rows or 1, limits.context))
-    )
+    launches = list(runner._sequence.shared(bucket_of(n_rows, n_rows, context, limits.max_rows or 1, limits.context)))
 
     def measure() -> list[tuple[str, int, float]]:
         driver, stream = runner.device.driver, runner._stream
@@ -115,9 +115,9 @@ def main() -> None:
     start = time.perf_counter()
     with ds4.Engine.open(path, "cuda", limits, exact=not args.inexact) as engine:
         print(f"opened in {time.perf_counter() - start:.1f} s: {engine.memory_plan}", flush=True)
-        out = open(args.out, "w", newline="") if args.out else sys.stdout
+        out = open(args.out, "w", newline="") if args.out else sys.stdout  # noqa: SIM115  (closed below)
         table = csv.writer(out)
-        table.writerow("kind rows context ms_median ms_min ms_max tokens_per_s floor_share launches".split())
+        table.writerow(COLUMNS)
         for context in args.contexts:
             for n in args.rows:
                 sessions = fill(engine, n, context, rng)

@@ -47,14 +47,6 @@ __device__ __forceinline__ void gate_up_tile(const Work &k, const Layer &layer, 
         x[i] = (long long)(t.pairs ? t.pairs[j] / k.run.n_used : t.first + j) * k.run.hidden;
     }
     for (int loop = 0; loop < k.loops; loop++) {
-        const int out = out0 + (loop * k.n_groups + group) * R;
-        for (int s = warp % per_group; s < k.n_segments && out <= last; s += 8) {
-            const int first = s * k.segment, end = min(first + k.segment, gate.n_in);
-            prefetch<DT>(gate, base + out, min((int)R, last - out + 1), first, end);
-            prefetch<DT>(up, base + out, min((int)R, last - out + 1), first, end);
-        }
-    }
-    for (int loop = 0; loop < k.loops; loop++) {
         const int set = loop * k.n_groups + group, out = min(out0 + set * R, last);
         for (int s = warp % per_group; s < k.n_segments; s += 8) {
             const int first = s * k.segment, end = min(first + k.segment, gate.n_in);
@@ -85,11 +77,6 @@ __device__ __forceinline__ void down_tile(const Work &k, const Layer &layer, con
     long long x[NB];
 #pragma unroll
     for (int i = 0; i < NB; i++) x[i] = pair_at(k.run, t, i < t.n ? i : t.n - 1) * k.run.ffn_width;
-    for (int loop = 0; loop < k.loops; loop++) {
-        const int out = out0 + (loop * k.n_groups + group) * R;
-        for (int s = warp % per_group; s < k.n_segments && out <= last; s += 8)
-            prefetch<DT>(down, base + out, min((int)R, last - out + 1), s * k.segment, min((s + 1) * k.segment, down.n_in));
-    }
     for (int loop = 0; loop < k.loops; loop++) {
         const int set = loop * k.n_groups + group, out = min(out0 + set * R, last);
         for (int s = warp % per_group; s < k.n_segments; s += 8) {

@@ -19,12 +19,6 @@ __device__ __forceinline__ void tile(const Job &job, const Jobs &jobs, int first
         x[i] = (long long)(job.x_rows ? job.x_rows[row] : row) * job.x_stride;
     }
     for (int loop = 0; loop < jobs.loops; loop++) {
-        const int out = out0 + (loop * jobs.n_groups + group) * ROWS;
-        for (int s = warp % per_group; s < n_segments && out <= last; s += WARPS)
-            prefetch<DT>(job.mat, job.first_row + out, min((int)ROWS, last - out + 1), s * jobs.segment,
-                         min((s + 1) * jobs.segment, job.mat.n_in));
-    }
-    for (int loop = 0; loop < jobs.loops; loop++) {
         const int set = loop * jobs.n_groups + group, out = out0 + set * ROWS;
         for (int s = warp % per_group; s < n_segments; s += WARPS) {
             const int first = s * jobs.segment, end = min(first + jobs.segment, job.mat.n_in);

@@ -102,17 +102,4 @@ __device__ __forceinline__ void partial(const Mat &m, const Mat &m2, long long r
     reduce_to<R * NB>(&acc[0][0], out);
 }
 
-// Asks for the bytes of a segment of `n` rows, long before they are decoded: a warp asks for all of its turns at once, so
-// that the latency of device memory is paid once and not per turn.
-template <int DT> __device__ __forceinline__ void prefetch(const Mat &m, long long row, int n, int first, int end) {
-    const int row_bytes = DT == Q8_0 ? m.n_in : DT == IQ2_XXS ? m.n_in / 4 : m.row_bytes;
-    const long long skip = (long long)row_bytes * first / m.n_in;
-    const int lines = (int)((long long)row_bytes * (end - first) / m.n_in + 127) / 128;
-    const uint8_t *from = m.q + row * row_bytes + skip;
-    for (int i = threadIdx.x % 32; i < n * lines; i += 32)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + (long long)(i / lines) * row_bytes + i % lines * 128));
-    if (DT == Q8_0 && threadIdx.x % 32 < n)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(m.d + ((row + threadIdx.x % 32) * m.n_in + first) / 16));
-}
-
 enum { PARTS = 2048 };  // floats of partial sums per block: turns x warps x values

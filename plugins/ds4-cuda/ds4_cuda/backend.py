@@ -84,7 +84,9 @@ class CudaBackend(Backend):
             available = find_devices(self._driver or load_driver())[0][2]
         except BackendUnavailableError:
             available = None
-        return make_plan(model, model.shape, limits, self._layout(model, limits, options), available, int8=not options.exact)
+        return make_plan(
+            model, model.shape, limits, self._layout(model, limits, options), available, int8=not options.exact
+        )
 
     def open(self, model: Any, limits: Limits, options: Options) -> Runner:
         from ds4_cuda.runner import CudaRunner

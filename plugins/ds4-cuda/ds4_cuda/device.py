@@ -24,7 +24,16 @@ T = TypeVar("T")
 MIN_CAPABILITY = (8, 0)
 """The kernels are compiled for this compute capability and newer ones."""
 
-LOST = ("launch fail", "illegal address", "misaligned", "illegal instruction", "hardware stack", "assert", "ecc", "lost")
+LOST = (
+    "launch fail",
+    "illegal address",
+    "misaligned",
+    "illegal instruction",
+    "hardware stack",
+    "assert",
+    "ecc",
+    "lost",
+)
 """What the driver says when the context does not survive the error."""
 
 
@@ -35,7 +44,9 @@ def load_driver() -> Any:
     except Exception as exc:  # a pycuda built for another driver can raise anything
         said = f"{type(exc).__name__}: {exc}".splitlines()[0]
         raise BackendUnavailableError(
-            f"pycuda cannot be imported ({said}); install it with pip install 'ds4-cuda[gpu]'", backend="cuda", reason=said
+            f"pycuda cannot be imported ({said}); install it with pip install 'ds4-cuda[gpu]'",
+            backend="cuda",
+            reason=said,
         ) from exc
     return driver
 
@@ -127,7 +138,9 @@ class Device:
         if self.is_closed:
             raise BackendError("the runner is closed", backend="cuda")
         if self.is_lost:
-            raise DeviceLostError("the GPU context was lost; close the engine and open it again", call="", backend="cuda")
+            raise DeviceLostError(
+                "the GPU context was lost; close the engine and open it again", call="", backend="cuda"
+            )
         future: Future[T] = Future()
         self._calls.put((function, future))
         return future

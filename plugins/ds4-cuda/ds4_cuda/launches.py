@@ -53,7 +53,7 @@ def segments(n_in: int) -> tuple[int, int, int]:
 
 
 NARROW = 64  # outputs of a matrix for which a warp works on one output row alone
-ENOUGH_BLOCKS = 264  # 132 multiprocessors, two blocks each: fewer blocks than this are not made fewer still
+ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
 NO_TWIN = (0, 0, 0)
 
 
@@ -108,7 +108,9 @@ class Sequence:
         groups, most_warps = (max(1, 16 // n), 16) if is_narrow else (groups, 8)
         rows = groups * (1 if is_narrow else PRODUCT_ROWS)
         loops = turns(sum(ceil(p.rows, rows) for p in products), n)
-        jobs = record(JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups, loops=loops)
+        jobs = record(
+            JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups, loops=loops
+        )
         block = 0
         for i, p in enumerate(products):
             job = jobs["job"][i]
@@ -143,7 +145,9 @@ class Sequence:
     def stream_product(self, layer: int, suffix: str) -> list[Product]:
         shape, run = self.shape, self.run
         n = shape.n_streams
-        return [Product(self.mat(layer, suffix), int(run["streams"]), NO_TWIN, int(run["z"]), n * shape.hidden, (2 + n) * n)]
+        return [
+            Product(self.mat(layer, suffix), int(run["streams"]), NO_TWIN, int(run["z"]), n * shape.hidden, (2 + n) * n)
+        ]
 
     def input_products(self, layer: int) -> list[Product]:
         """Everything that multiplies the attention's input."""
@@ -171,7 +175,11 @@ class Sequence:
     def query_products(self, layer: int, with_index: bool) -> list[Product]:
         shape, run = self.shape, self.run
         n_q, n_iq = shape.n_heads * shape.head_dim, shape.index_heads * shape.index_dim
-        products = [Product(self.mat(layer, "attn_q_b.weight"), int(run["qr"]), self._twin("qr"), int(run["q"]), shape.q_lora, n_q)]
+        products = [
+            Product(
+                self.mat(layer, "attn_q_b.weight"), int(run["qr"]), self._twin("qr"), int(run["q"]), shape.q_lora, n_q
+            )
+        ]
         if with_index:
             mat = self.mat(layer, "indexer.attn_q_b.weight")
             products.append(Product(mat, int(run["qr"]), self._twin("qr"), int(run["iq"]), shape.q_lora, n_iq))
@@ -212,9 +220,17 @@ class Sequence:
         shape, run = self.shape, self.run
         n = shape.n_streams
         weights = Product(
-            run["output_hc"], int(run["streams"]), NO_TWIN, int(run["z"]), n * shape.hidden, n, x_rows=int(run["logit_rows"])
+            run["output_hc"],
+            int(run["streams"]),
+            NO_TWIN,
+            int(run["z"]),
+            n * shape.hidden,
+            n,
+            x_rows=int(run["logit_rows"]),
         )
-        return weights, Product(run["output"], int(run["xn"]), self._twin("xn"), int(run["logits"]), shape.hidden, shape.vocab)
+        return weights, Product(
+            run["output"], int(run["xn"]), self._twin("xn"), int(run["logits"]), shape.hidden, shape.vocab
+        )
 
     # ------------------------------------------------------------ small operations, for the rows [row0, row0 + n)
 
@@ -348,4 +364,6 @@ class Sequence:
         name, blocks = f"{kind}{self._path(dtype)}_{dtype}", ceil(n_out, groups * rows)
         loops = turns(blocks * min(tiles, 8), n)
         grid = (tiles, ceil(blocks, loops))
-        return self._small(name, grid, 32 * warps(n, groups), self.layer_bytes[layer], shared, n, segment, groups, loops)
+        return self._small(
+            name, grid, 32 * warps(n, groups), self.layer_bytes[layer], shared, n, segment, groups, loops
+        )

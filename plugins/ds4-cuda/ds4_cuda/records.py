@@ -71,20 +71,75 @@ LAYER = np.dtype(
     ]
 )
 
-SIZES = (
-    "n_layers hidden vocab n_heads head_dim rope_dim q_lora o_groups o_lora n_experts n_used ffn_width window "
-    "index_heads index_dim top_k n_streams sinkhorn_iters ring cache_half roundings max_rows max_entries n_splits "
-    "attend_rows int8"
-).split()
-FLOATS = "hc_eps rms_eps expert_scale attn_scale".split()
-STEP = (
-    "n_rows n_items n_logit_rows tokens pos row_item item_row item_pos item_slab page_start logit_rows page_ids".split()
-)
-WORK_FLOATS = (
-    "streams z coef x xn y qr_raw qr kv q low iq ia cosines sines router route_weight act expert_out part_o part_ml "
-    "scores logits"
-).split()
-WORK_INTS = "route selected pairs tiles".split()
+SIZES = [
+    "n_layers",
+    "hidden",
+    "vocab",
+    "n_heads",
+    "head_dim",
+    "rope_dim",
+    "q_lora",
+    "o_groups",
+    "o_lora",
+    "n_experts",
+    "n_used",
+    "ffn_width",
+    "window",
+    "index_heads",
+    "index_dim",
+    "top_k",
+    "n_streams",
+    "sinkhorn_iters",
+    "ring",
+    "cache_half",
+    "roundings",
+    "max_rows",
+    "max_entries",
+    "n_splits",
+    "attend_rows",
+    "int8",
+]
+FLOATS = ["hc_eps", "rms_eps", "expert_scale", "attn_scale"]
+STEP = [
+    "n_rows",
+    "n_items",
+    "n_logit_rows",
+    "tokens",
+    "pos",
+    "row_item",
+    "item_row",
+    "item_pos",
+    "item_slab",
+    "page_start",
+    "logit_rows",
+    "page_ids",
+]
+WORK_FLOATS = [
+    "streams",
+    "z",
+    "coef",
+    "x",
+    "xn",
+    "y",
+    "qr_raw",
+    "qr",
+    "kv",
+    "q",
+    "low",
+    "iq",
+    "ia",
+    "cosines",
+    "sines",
+    "router",
+    "route_weight",
+    "act",
+    "expert_out",
+    "part_o",
+    "part_ml",
+    "scores",
+    "logits",
+]
+WORK_INTS = ["route", "selected", "pairs", "tiles"]
 
 QUANT = np.dtype([("q", "u8"), ("d", "u8"), ("s", "u8")])
 QUANTS = ("xn_q", "qr_q", "q_q", "low_q", "act_q")

@@ -31,8 +31,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 @pytest.fixture
 def open_engine(fake: FakeCuda) -> Iterator[Callable[..., Any]]:
-    import ds4
     from ds4_cuda.backend import CudaBackend
+
+    import ds4
 
     opened = []
 

@@ -99,7 +99,9 @@ class FakeCuda:
             def prepare(self, formats: list[str]) -> None:
                 self.size = int(formats[0][:-1])
 
-            def prepared_async_call(self, grid: Any, block: Any, stream: Any, arguments: bytes, shared_size: int = 0) -> None:
+            def prepared_async_call(
+                self, grid: Any, block: Any, stream: Any, arguments: bytes, shared_size: int = 0
+            ) -> None:
                 fake.note("launch")
                 assert len(arguments) == self.size, f"{self.name}: {len(arguments)} bytes of arguments, not {self.size}"
                 assert all(0 < n < 2**31 for n in grid) and block[0] <= 1024 and shared_size <= 48 * 1024, (grid, block)

@@ -1,16 +1,17 @@
-"""Everything around the kernels, on a fake GPU: owner thread, context, errors, memory, launches. Field case 50 (d, e)."""
+"""Everything around the kernels, on a fake GPU: owner thread, context, errors, memory. Field case 50 (d, e)."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ds4_cuda.backend import CudaBackend
 from fake_cuda import FakeCuda
 
 import ds4
 from ds4.plugin import DeviceLostError, MemoryPlanError, Options, UnsupportedModelError
-from ds4_cuda.backend import CudaBackend
 
 CASES = ["tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-q4k", "quant-iq2", "quant-q2k"]
 
@@ -74,7 +75,9 @@ def test_a_failed_step_moves_nothing_and_the_next_one_works(open_engine: Any, fa
 def test_a_lost_context_says_so_and_closes(open_engine: Any, fake: FakeCuda) -> None:
     engine = open_engine()
     session = engine.create_session()
-    fake.fail["synchronize"] = FakeCuda.LaunchError("cuStreamSynchronize failed: an illegal memory address: illegal address")
+    fake.fail["synchronize"] = FakeCuda.LaunchError(
+        "cuStreamSynchronize failed: an illegal memory address: illegal address"
+    )
     with pytest.raises(DeviceLostError):
         session.feed([5])
     with pytest.raises(ds4.Ds4Error):
@@ -134,9 +137,8 @@ def test_shapes_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch, fa
 
     from ds4.model.weights import Model
 
-    from conftest import GOLDEN
-
-    with Model.open(GOLDEN / "tiny-flash.gguf") as model:
+    golden = Path(__file__).resolve().parents[3] / "tests" / "golden"
+    with Model.open(golden / "tiny-flash.gguf") as model:
         for change in ({"head_dim": 1024}, {"n_streams": 6}, {"head_dim": 30}):
             bad = SimpleNamespace(shape=replace(model.shape, **change), path=model.path, weights={})
             with pytest.raises(UnsupportedModelError):

@@ -1,4 +1,4 @@
-"""Kernel sources and their Python side agree; the plugin can be imported, and says why it cannot run, without pycuda."""
+"""Kernel sources and their Python side agree; without pycuda the plugin loads and says why it cannot run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from ds4_cuda import kernels, records
 
 TYPES = {
@@ -32,7 +31,9 @@ def declared() -> dict[str, tuple[str, str]]:
     found = {}
     for path in sorted(kernels.source_folder().glob("*.cu*")):
         text = path.read_text().replace("\\\n", " ")
-        for match in re.finditer(r'extern "C" __global__ void\s+(?:__launch_bounds__\(\d+\))?\s*([\w#]+)\(([^)]*)\)', text):
+        for match in re.finditer(
+            r'extern "C" __global__ void\s+(?:__launch_bounds__\(\d+\))?\s*([\w#]+)\(([^)]*)\)', text
+        ):
             name, parameters = match.groups()
             codes = "".join(code_of(" ".join(p.split())) for p in parameters.split(","))
             found[name] = (path.stem, codes)
@@ -41,13 +42,20 @@ def declared() -> dict[str, tuple[str, str]]:
 
 def test_signatures_are_those_of_the_sources() -> None:
     found = declared()
-    patterns = {"product_##NAME": "product_", "product8_##NAME": "product8_", "product1_##NAME": "product1_", "attend_##JD": "attend_"}
+    patterns = {
+        "product_##NAME": "product_",
+        "product8_##NAME": "product8_",
+        "product1_##NAME": "product1_",
+        "attend_##JD": "attend_",
+    }
     for name, (file, codes) in found.items():
         if name == "KERNEL##_##NAME":
             users = {k: v for k, v in kernels.SIGNATURES.items() if v[0] in ("experts", "experts8")}
             assert users and {v[1] for v in users.values()} == {codes}
         elif "##" in name:
-            users = {k: v for k, v in kernels.SIGNATURES.items() if k.startswith(patterns[name]) and k != "attend_simple"}
+            users = {
+                k: v for k, v in kernels.SIGNATURES.items() if k.startswith(patterns[name]) and k != "attend_simple"
+            }
             users = {k: v for k, v in users.items() if k != "product_simple"}
             assert users and {v for v in users.values()} == {(file, codes)}
         else:
@@ -87,6 +95,9 @@ def test_without_pycuda_import_is_fine_and_probe_says_why(tmp_path: object, brok
     code = f"{block}import ds4_cuda; from ds4_cuda.backend import CudaBackend; print(CudaBackend().probe().reason)"
     path = [str(folder), str(Path(kernels.__file__).parents[1]), *sys.path]
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {code}"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.startswith("pycuda cannot be imported (") and len(done.stdout.splitlines()) == 1
