@@ -72,7 +72,7 @@ def check(driver: Any, doing: str) -> Iterator[None]:
         yield
     except driver.MemoryError as exc:
         raise MemoryPlanError(
-            f"the GPU is out of memory while {doing}; use fewer sessions, pages or max_rows, or stop other programs on it",
+            f"the GPU is out of memory while {doing}; use fewer sessions, pages or max_rows, or stop other programs",
             needed=None,
             available=None,
         ) from exc

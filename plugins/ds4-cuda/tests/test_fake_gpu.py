@@ -135,10 +135,8 @@ def test_shapes_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch, fa
     from dataclasses import replace
     from types import SimpleNamespace
 
-    from ds4.model.weights import Model
-
     golden = Path(__file__).resolve().parents[3] / "tests" / "golden"
-    with Model.open(golden / "tiny-flash.gguf") as model:
+    with ds4.Model.open(golden / "tiny-flash.gguf") as model:
         for change in ({"head_dim": 1024}, {"n_streams": 6}, {"head_dim": 30}):
             bad = SimpleNamespace(shape=replace(model.shape, **change), path=model.path, weights={})
             with pytest.raises(UnsupportedModelError):
