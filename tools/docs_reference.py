@@ -2,15 +2,16 @@
 
     python tools/docs_reference.py [--check]
 
-Hooks and fields are read from the sources. Capabilities are asked of the backends that run anywhere (cpu, null); those
-of a plugin in plugins/ are what its pyproject.toml declares in [tool.ds4.capabilities.NAME], so that the page does not
-depend on the devices of the machine that made it.
+Hooks and fields are read from the sources. Capabilities are asked of the backends that run anywhere (cpu, null, and the
+example, installed or not); those of another plugin in plugins/ are what its pyproject.toml declares in
+[tool.ds4.capabilities.NAME], so that the page does not depend on the devices of the machine that made it.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import re
 import sys
 import tomllib
@@ -22,9 +23,9 @@ sys.path.insert(0, str(ROOT))
 
 import ds4  # noqa: E402
 import ds4.data  # noqa: E402
-from ds4.backend.contract import LAWS  # noqa: E402
+from ds4.backend.contract import DUTIES, LAWS  # noqa: E402
 from ds4.backend.hookspecs import HOOKS  # noqa: E402
-from ds4.testing import NullBackend, NullModel  # noqa: E402
+from ds4.backend.registry import Registry  # noqa: E402
 from tools.docs_api import Function, Source, class_chapter, code, signature, table, text, write_pages  # noqa: E402
 
 HOOKS_INTRO = """\
@@ -134,18 +135,22 @@ def capabilities_page(plugins: Path = ROOT / "plugins") -> str:
     rows = [(what, *(shown(found) for _, found in backends)) for what, shown in ROWS.items()]
     columns = ("", *(f"`{name}`" for name, _ in backends))
     fields = class_chapter(source, node, set())
-    head = "## The backends of this repository\n\nOf the laws see [concepts](concepts.md#three-laws).\n"
+    where = "The laws are in [concepts](concepts.md#three-laws), the duties in the [API reference](api.md#duties)."
+    head = f"## The backends of this repository\n\n{where}\n"
     return "\n".join([CAPABILITIES_INTRO, fields.replace("### ", "## ", 1), head, table(columns, rows)])
 
 
 def asked() -> Iterator[tuple[str, ds4.Capabilities]]:
+    sys.path.insert(0, str(ROOT / "plugins" / "ds4-example"))
+    try:
+        example = importlib.import_module("ds4_example.backend").ExampleBackend
+    finally:
+        sys.path.pop(0)
+    registry = Registry.load(only=["cpu", "null"])
     limits = ds4.Limits(sessions=1, context=256)
-    for name, model, backend in (
-        ("cpu", ds4.data.bundled_model(), "cpu"),
-        ("null", NullModel(), NullBackend()),
-    ):
-        with ds4.Engine.open(model, backend, limits) as engine:  # type: ignore[arg-type]
-            yield name, engine.runner.capabilities
+    for backend in (registry.get("cpu"), example(), registry.get("null")):
+        with ds4.Engine.open(ds4.data.bundled_model(), backend, limits) as engine:
+            yield backend.name, engine.runner.capabilities
 
 
 def declared(plugins: Path) -> Iterator[tuple[str, ds4.Capabilities]]:
@@ -156,20 +161,24 @@ def declared(plugins: Path) -> Iterator[tuple[str, ds4.Capabilities]]:
             yield name, ds4.Capabilities(**{"max_rows": 0, "weight_dtypes": frozenset(), **fields, **sets})
 
 
-def law(name: str) -> Callable[[ds4.Capabilities], str]:
-    return lambda found: f"no: {found.absent[name]}" if name in found.absent else "yes"
+def kept(name: str) -> Callable[[ds4.Capabilities], str]:
+    """Whether a law or a duty is kept, or a capability there."""
 
+    def shown(found: ds4.Capabilities) -> str:
+        if name in found.absent:
+            return f"no: {found.absent[name]}"
+        return "yes" if getattr(found, name, True) else "no"
 
-def flag(name: str) -> Callable[[ds4.Capabilities], str]:
-    return lambda found: "yes" if getattr(found, name) else "no"
+    return shown
 
 
 ROWS: dict[str, Callable[[ds4.Capabilities], str]] = {
-    "weight dtypes": lambda found: ", ".join(sorted(found.weight_dtypes)) or "none: it has no arithmetic",
+    "weight dtypes": lambda found: ", ".join(sorted(found.weight_dtypes)) or "none",
     "cache dtypes": lambda found: ", ".join(sorted(found.cache_dtypes)),
     "numerics": lambda found: found.numerics,
-    **{name: flag(name) for name in ("fork", "export", "ds4_roundings")},
-    **{f"law: {name}": law(name) for name in LAWS},
+    **{name: kept(name) for name in ("fork", "export", "ds4_roundings")},
+    **{f"law: {name}": kept(name) for name in LAWS},
+    **{f"duty: {name}": kept(name) for name in DUTIES},
 }
 
 PAGES = {

@@ -85,6 +85,15 @@ def test_what_a_backend_raises_or_returns_by_mistake_is_typed(body: dict[str, An
     assert caught.value.data["backend"] == "null"
 
 
+@pytest.mark.parametrize("call", ["open", "memory_plan"])
+def test_a_refusal_of_a_backend_keeps_its_own_words(call: str) -> None:
+    def refuse(*_: Any) -> Any:
+        raise ds4.LimitsError("no float16 here", field="cache_dtype", value="float16")
+
+    with pytest.raises(ds4.LimitsError, match="no float16 here"):
+        open_lying(type("Honest", (NullBackend,), {call: refuse})())
+
+
 @pytest.mark.parametrize("part", ["layout", "capabilities"])
 def test_a_runner_without_its_records_is_refused(part: str) -> None:
     class Liar(NullBackend):

@@ -270,6 +270,7 @@ def test_a_broken_plugin_does_not_take_the_help_down(divide: PluginFolder, capsy
     ("old", "new", "said"),
     [
         ('name="divide"', 'name="run"', "there is another command 'run' already"),
+        ('name="divide"', 'name="fine"', "there is another command 'fine' already"),
         ('name="divide"', 'name="Bad name"', "a command cannot be named 'Bad name'"),
         ('name="divide"', "name=None", "a command cannot be named None"),
         ('help="100% division"', "help=None", "the help of command 'divide' is None, not one line of text"),

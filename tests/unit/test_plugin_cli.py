@@ -143,7 +143,10 @@ def test_a_backend_that_cannot_open_is_a_line_of_the_report(
 ) -> None:
     plugins.add("ds4-raw", backend_code("raw"))
     assert main(["plugin", "check", "raw"]) == 1
-    assert "problem       opening the bundled model raised NotImplementedError\n" in capsys.readouterr().out
+    assert (
+        "problem       opening the bundled model raised BackendError: backend raw failed in memory_plan: Not"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_benchmark_that_fails_is_a_line_of_the_report(

@@ -1,0 +1,2 @@
+// The experts' products on float activations, one kernel per dtype.
+#include "experts.cuh"

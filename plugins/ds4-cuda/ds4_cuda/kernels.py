@@ -1,0 +1,215 @@
+"""Kernels: compiled for the present GPU with nvcc, or NVRTC where there is none, and kept on disk.
+
+A compiled file is named by a hash of all sources, the architecture, the options and the compiler's version: an edited
+kernel or another compiler makes a new one. Knows the signature of every kernel and no order of launches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ds4.plugin import BackendError
+from ds4_cuda.records import DTYPES, INT8_DTYPES, NARROW_DTYPES, RECORD_SIZES
+
+OPTIONS = ("-O3", "-fmad=false", "--std=c++17")
+"""No contraction: fused operations are written where they are meant, so every kernel rounds alike."""
+
+SIGNATURES: Mapping[str, tuple[str, str]] = {
+    "start_rows": ("hyper", "Ri"),
+    "mix_streams": ("hyper", "RLii"),
+    "update_streams": ("hyper", "Ri"),
+    "mix_head": ("hyper", "Ri"),
+    "store_rows": ("attention", "RLi"),
+    "finish_queries": ("attention", "RLi"),
+    **{f"attend_{parts}": ("attention", "RLi") for parts in (1, 2, 3, 4)},
+    "join_blocks": ("attention", "RLi"),
+    "complete_entries": ("compressor", "RLi"),
+    "score_entries": ("indexer", "RLi"),
+    "select_entries": ("indexer", "Ri"),
+    **{f"product_{dtype}": ("matmul", "RJ") for dtype in DTYPES},
+    **{f"product8_{dtype}": ("matmul", "RJ") for dtype in INT8_DTYPES},
+    **{f"product1_{dtype}": ("matmul", "RJ") for dtype in NARROW_DTYPES},
+    "quantize_rows": ("matmul", "RPPPPii"),
+    "quantize_act": ("matmul", "Ri"),
+    "route_rows": ("moe", "RLi"),
+    "group_pairs": ("moe", "R"),
+    **{f"gate_up_{dtype}": ("experts", "RLiiiii") for dtype in DTYPES},
+    **{f"down_{dtype}": ("experts", "RLiiiii") for dtype in DTYPES},
+    **{f"gate_up8_{dtype}": ("experts8", "RLiiiii") for dtype in INT8_DTYPES},
+    **{f"down8_{dtype}": ("experts8", "RLiiiii") for dtype in INT8_DTYPES},
+    "combine_experts": ("moe", "Ri"),
+    "publish_rows": ("publish", "RP"),
+    "repack_q8_0": ("repack", "PPPqq"),
+    "repack_iq2_xxs": ("repack", "PPPqq"),
+    "product_simple": ("fallback", "RJiii"),
+    "gate_up_simple": ("fallback", "RLiii"),
+    "down_simple": ("fallback", "RLiii"),
+    "score_simple": ("fallback", "RLi"),
+    "attend_simple": ("fallback", "RLi"),
+}
+"""Kernel -> (source file, parameters): R, L, M, J are records; P a pointer, i int32, q int64."""
+
+RECORDS = {"R": "Run", "L": "Layer", "M": "Mat", "J": "Jobs"}
+
+
+def argument_format(parameters: str) -> str:
+    """The struct format of a kernel's parameters."""
+    return "".join(f"{RECORD_SIZES[RECORDS[p]]}s" if p in RECORDS else p for p in parameters)
+
+
+def pack_arguments(name: str, *values: Any) -> bytes:
+    """A kernel's parameters as it reads them. Raises struct.error when they do not fit its signature."""
+    return struct.pack(argument_format(SIGNATURES[name][1]), *values)
+
+
+def source_folder() -> Path:
+    """The kernel sources: inside an installed package, or cuda/ of the repository."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "kernels", *(parent / "cuda" for parent in here.parents[1:3])):
+        if (folder / "records.cuh").is_file():
+            return folder
+    raise BackendError("the kernel sources of ds4-cuda are missing; install the package again", backend="cuda")
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "ds4" / "cuda"
+
+
+def find_nvcc() -> str | None:
+    """Path of a CUDA compiler, None when there is none."""
+    places = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    paths = [shutil.which("nvcc"), *(str(Path(place) / "bin" / "nvcc") for place in places if place)]
+    return next((path for path in paths if path and os.access(path, os.X_OK)), None)
+
+
+def defines() -> list[str]:
+    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()]
+
+
+class Nvcc:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+
+    def compile(self, source: Path, arch: str) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out.cubin"
+            command = [self.path, "-cubin", f"-arch=sm_{arch}", *OPTIONS, *defines(), "-o", str(out), str(source)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+            if done.returncode:
+                raise BackendError(f"nvcc cannot compile {source.name}: {done.stderr.strip()[-2000:]}", backend="cuda")
+            return out.read_bytes()
+
+
+class Nvrtc:
+    """The run-time compiler, through cuda.bindings."""
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
+        self.version = f"nvrtc {api.nvrtcVersion()[1:]}"
+
+    def compile(self, source: Path, arch: str) -> bytes:
+        api = self.api
+        program = self._ok(api.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, None, None))
+        options = [f"--gpu-architecture=sm_{arch}", *OPTIONS[1:], *defines()]
+        options += [f"-I{folder}" for folder in (source.parent, *include_folders())]
+        (status,) = api.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        if int(status):
+            log = bytearray(self._ok(api.nvrtcGetProgramLogSize(program)))
+            api.nvrtcGetProgramLog(program, log)
+            raise BackendError(f"NVRTC cannot compile {source.name}: {bytes(log).decode()[-2000:]}", backend="cuda")
+        cubin = bytearray(self._ok(api.nvrtcGetCUBINSize(program)))
+        api.nvrtcGetCUBIN(program, cubin)
+        api.nvrtcDestroyProgram(program)
+        return bytes(cubin)
+
+    def _ok(self, answer: tuple[Any, ...]) -> Any:
+        if int(answer[0]):
+            raise BackendError(f"NVRTC failed: {answer[0]}", backend="cuda")
+        return answer[1]
+
+
+def include_folders() -> list[Path]:
+    """Where cuda_fp16.h may be: toolkits and the header wheels."""
+    import sysconfig
+
+    site = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+    places = [site / "cu13" / "include", site / "cuda_runtime" / "include", site / "cuda_cccl" / "include"]
+    places += [Path(p) / "include" for p in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if p]
+    return [place for place in [*places, Path("/usr/local/cuda/include")] if place.is_dir()]
+
+
+def find_compiler() -> Nvcc | Nvrtc:
+    """Raises BackendError when there is neither nvcc nor NVRTC."""
+    nvcc = find_nvcc()
+    if nvcc is not None:
+        return Nvcc(nvcc)
+    try:
+        from cuda.bindings import nvrtc
+
+        return Nvrtc(nvrtc)
+    except Exception as exc:
+        raise BackendError(
+            "there is neither nvcc on PATH nor NVRTC to compile the kernels: install the CUDA toolkit, or "
+            "pip install 'cuda-bindings[all]'",
+            backend="cuda",
+        ) from exc
+
+
+def compile_all(arch: str, folder: Path | None = None) -> dict[str, bytes]:
+    """Compiled code by source file name, for example arch "90". Read from the cache where it is there."""
+    sources = source_folder()
+    compiler = find_compiler()
+    digest = hashlib.sha256(repr((arch, OPTIONS, RECORD_SIZES, compiler.version)).encode())
+    for file in sorted(sources.glob("*.cu*")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    cache = (folder or cache_folder()) / digest.hexdigest()[:32]
+
+    def one(name: str) -> bytes:
+        kept = cache / f"{name}.cubin"
+        if kept.is_file():
+            return kept.read_bytes()
+        made = compiler.compile(sources / f"{name}.cu", arch)
+        _keep(kept, made)
+        return made
+
+    names = sorted({file for file, _ in SIGNATURES.values()})
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return dict(zip(names, pool.map(one, names), strict=True))
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Whole or not at all. A cache that cannot be written costs time, nothing else."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+class Kernels:
+    """The loaded functions, by name. Made and used on the device's owner thread."""
+
+    def __init__(self, driver: Any, arch: str) -> None:
+        self.modules = {name: driver.module_from_buffer(code) for name, code in compile_all(arch).items()}
+        self.functions: dict[str, Any] = {}
+        for name, (file, parameters) in SIGNATURES.items():
+            function = self.modules[file].get_function(name)
+            # Arguments travel as one packed block: launches are packed once and replayed many times.
+            function.prepare([f"{struct.calcsize(argument_format(parameters))}s"])
+            self.functions[name] = function
+
+    def __getitem__(self, name: str) -> Any:
+        return self.functions[name]

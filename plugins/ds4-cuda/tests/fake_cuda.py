@@ -1,0 +1,166 @@
+"""A stand-in for pycuda.driver that computes nothing: it records who calls what on which thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+
+class FakeCuda:
+    """One fake GPU. `fail[name] = exception` makes the next call of that name raise."""
+
+    class Error(Exception):
+        pass
+
+    class MemoryError(Error):
+        pass
+
+    class LogicError(Error):
+        pass
+
+    class LaunchError(Error):
+        pass
+
+    def __init__(self, capability: tuple[int, int] = (9, 0), count: int = 1, memory: int = 1 << 34) -> None:
+        self.capability, self.count, self.memory = capability, count, memory
+        self.fail: dict[str, Exception] = {}
+        self.threads: set[int] = set()  # of every call that needs a context
+        self.pushes = self.pops = self.detached = 0
+        self.live: dict[int, int] = {}
+        self.calls: list[str] = []
+        self._next = 1 << 20
+        fake = self
+
+        class Device:
+            def __init__(self, index: int) -> None:
+                self.index = index
+
+            @staticmethod
+            def count() -> int:
+                fake.note("count", context=False)
+                return fake.count
+
+            def name(self) -> str:
+                return "Fake GPU"
+
+            def compute_capability(self) -> tuple[int, int]:
+                return fake.capability
+
+            def total_memory(self) -> int:
+                return fake.memory
+
+            def retain_primary_context(self) -> Context:
+                return Context()
+
+        class Context:
+            def push(self) -> None:
+                fake.note("push")
+                fake.pushes += 1
+
+            @staticmethod
+            def pop() -> None:
+                fake.note("pop")
+                fake.pops += 1
+
+            def detach(self) -> None:
+                fake.note("detach")
+                fake.detached += 1
+
+        class Memory:
+            def __init__(self, at: int) -> None:
+                self.at = at
+
+            def __int__(self) -> int:
+                return self.at
+
+            def free(self) -> None:
+                fake.note("free")
+                del fake.live[self.at]
+
+        class Stream:
+            handle = 7
+
+            def synchronize(self) -> None:
+                fake.note("synchronize")
+
+        class Event:
+            def record(self, stream: Stream) -> None:
+                fake.note("record")
+
+            def synchronize(self) -> None:
+                fake.note("synchronize")
+
+        class Function:
+            def __init__(self, name: str) -> None:
+                self.name, self.size = name, 0
+
+            def prepare(self, formats: list[str]) -> None:
+                self.size = int(formats[0][:-1])
+
+            def prepared_async_call(
+                self, grid: Any, block: Any, stream: Any, arguments: bytes, shared_size: int = 0
+            ) -> None:
+                fake.note("launch")
+                assert len(arguments) == self.size, f"{self.name}: {len(arguments)} bytes of arguments, not {self.size}"
+                assert all(0 < n < 2**31 for n in grid) and block[0] <= 1024 and shared_size <= 48 * 1024, (grid, block)
+                assert all(n < 65536 for n in grid[1:]), grid
+                fake.calls.append(self.name)
+
+        class Module:
+            def get_function(self, name: str) -> Function:
+                return Function(name)
+
+        self.Device, self.Context, self.Stream, self.Event = Device, Context, Stream, Event
+        self._memory, self._module = Memory, Module
+
+    def note(self, name: str, *, context: bool = True) -> None:
+        if context:
+            self.threads.add(threading.get_ident())
+        if name in self.fail:
+            raise self.fail.pop(name)
+
+    def init(self) -> None:
+        self.note("init", context=False)
+
+    def mem_get_info(self) -> tuple[int, int]:
+        self.note("mem_get_info")
+        return self.memory, self.memory
+
+    def mem_alloc(self, n: int) -> Any:
+        self.note("mem_alloc")
+        at, self._next = self._next, self._next + n + 256 - n % 256
+        self.live[at] = n
+        return self._memory(at)
+
+    def module_from_buffer(self, code: bytes) -> Any:
+        self.note("module_from_buffer")
+        return self._module()
+
+    def pagelocked_empty(self, shape: Any, dtype: Any) -> Any:
+        self.note("pagelocked_empty")
+        return np.zeros(shape, dtype)
+
+    def memset_d8(self, at: int, value: int, n: int) -> None:
+        self._inside("memset_d8", at, n)
+
+    def memcpy_htod(self, at: int, data: Any) -> None:
+        self._inside("memcpy_htod", at, data.nbytes)
+
+    def memcpy_htod_async(self, at: int, data: Any, stream: Any) -> None:
+        self._inside("memcpy_htod_async", at, data.nbytes)
+
+    def memcpy_dtoh(self, data: Any, at: int) -> None:
+        self._inside("memcpy_dtoh", at, data.nbytes)
+
+    def memcpy_dtoh_async(self, data: Any, at: int, stream: Any) -> None:
+        self._inside("memcpy_dtoh_async", at, data.nbytes)
+
+    def memcpy_dtod_async(self, to: int, source: int, n: int, stream: Any) -> None:
+        self._inside("memcpy_dtod_async", to, n)
+        self._inside("memcpy_dtod_async", source, n)
+
+    def _inside(self, name: str, at: int, n: int) -> None:
+        self.note(name)
+        assert any(base <= at and at + n <= base + size for base, size in self.live.items()), f"{name} outside memory"
