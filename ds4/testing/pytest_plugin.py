@@ -85,6 +85,8 @@ def find_backends(asked: Iterable[str]) -> Backends:
 
 
 _backends_key = pytest.StashKey[Backends]()
+_tested_key = pytest.StashKey[dict[str, bool]]()
+"""Names of the backends that conformance classes are about, in order."""
 
 
 def backends_of(config: pytest.Config) -> Backends:
@@ -168,6 +170,8 @@ def ds4_model(request: pytest.FixtureRequest) -> Path:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if CONFORMANCE in metafunc.fixturenames:
         backends_of(metafunc.config)  # for the header; the class itself decides what runs
+        tested = getattr(metafunc.cls, "backend", None)
+        metafunc.config.stash.setdefault(_tested_key, {})[str(getattr(tested, "name", tested))] = True
     if FIXTURE not in metafunc.fixturenames:
         return
     backends = backends_of(metafunc.config)
@@ -208,4 +212,7 @@ def _marked(item: pytest.Item, marker: str) -> list[str]:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """The backends of this run, once a collected test has asked for one."""
-    return config.stash[_backends_key].lines() if _backends_key in config.stash else []
+    if _backends_key not in config.stash:
+        return []
+    tested = config.stash.get(_tested_key, {})
+    return [*config.stash[_backends_key].lines(), *([f"ds4 conformance: {', '.join(tested)}"] if tested else [])]

@@ -100,6 +100,11 @@ class ReversedPages(MutantRunner):
         return PlanView(plan, page_ids=np.ascontiguousarray(np.concatenate(parts)))
 
 
+class ShiftedPositions(MutantRunner):
+    def seen(self, plan: StepPlan) -> Any:
+        return PlanView(plan, pos=plan.pos + 1, item_pos=plan.item_pos + 1)
+
+
 class NoPublish(MutantRunner):
     def publish(self, plan: StepPlan) -> None:
         pass
@@ -225,6 +230,11 @@ class NoSlabCopies(MutantRunner):
 class NoPageCopies(MutantRunner):
     def copy_state(self, slabs: Sequence[tuple[int, int]], pages: Sequence[tuple[int, int]]) -> None:
         self.inner.copy_state(slabs, [])
+
+
+class NoForks(MutantRunner):
+    def copy_state(self, slabs: Sequence[tuple[int, int]], pages: Sequence[tuple[int, int]]) -> None:
+        raise NotImplementedError("no copies yet")
 
 
 class ViewsInsteadOfCopies(MutantRunner):

@@ -67,14 +67,14 @@ def test_five_lines_are_enough(plugins: PluginFolder, plugin: bool) -> None:
     assert re.search(r"\d\d passed, \d+ skipped", text) and "failed" not in text
     assert "PASSED test_it.py::TestToy::test_laws[together_equals_alone-small]" in text
     assert "declared absent: reference: it computes no model" in text
-    assert ("ds4 backends: toy" in text) is plugin
+    assert ("ds4 backends: toy" in text) is ("ds4 conformance: toy" in text) is plugin
 
 
 def test_a_failure_is_a_text_without_a_traceback(plugins: PluginFolder) -> None:
     plugins.add("toy", TOY.format(probe=HERE))
     text = run(plugins, AN_INSTANCE, "-k", "names_itself")
-    assert "1 failed" in text and "api_version is 1.5; this ds4 has version" in text
-    assert "The class has a name, the contract's version and a priority" in text
+    assert "1 failed" in text and "api_version is 1.5; this ds4 takes versions 1 to" in text
+    assert "The class has a name, a version of the contract that fits" in text
     assert "Traceback" not in text and "def names_itself" not in text
 
 

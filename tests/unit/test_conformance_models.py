@@ -6,16 +6,19 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ds4
+from ds4.backend.registry import Registry
 from ds4.errors import LimitsError
 from ds4.model import quants, roles
 from ds4.model.shape import CSA, HCA, SLIDING
 from ds4.model.weights import Model
 from ds4.testing import models
+from tests.support.mutants import Mutant, OtherModel
 from tests.support.reference import Reference, decode_all
 
 NAMES = models.model_names()
@@ -112,3 +115,25 @@ def test_the_reference_is_the_model(name: str) -> None:
     error = np.abs(rows - right)
     assert error.max() < 1e-4 and np.sqrt((error**2).mean()) < 1e-5
     assert 2 < right.std() < 4  # limits are meant for logits of this size
+
+
+@pytest.mark.parametrize("name", ["small", "flash", "pro", "odd", "long", "window", "published"])
+def test_no_choice_is_nearly_tied(name: str) -> None:
+    """Weights that are off by a millionth, as another order of sums is, give logits within the suite's limits."""
+    rng = np.random.default_rng(1)
+
+    def shaken(key: str, tensor: Any, shape: Any) -> Any:
+        if tensor.dtype not in quants.FLOAT_DTYPES:
+            return None
+        values = quants.dequantize(tensor)
+        return values * (1 + 1e-6 * rng.standard_normal(values.shape, dtype=np.float32))
+
+    tokens = models.text(name, 0, {"long": 600, "published": 280}.get(name, 420))
+    limits = ds4.Limits(sessions=1, context=640, max_rows=640)
+    rows = []
+    cpu = Registry.load(only=("cpu",)).choose("cpu")
+    with Model.open(models.model_path(name)) as model:
+        for backend in (cpu, Mutant(cpu, model=OtherModel(tensors=shaken))):
+            with ds4.Engine.open(model, backend, limits) as engine:
+                rows.append(engine.create_session().feed(tokens, logits="all"))
+    assert 0 < np.abs(rows[0] - rows[1]).max() < 3e-4

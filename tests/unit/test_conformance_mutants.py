@@ -56,6 +56,7 @@ HINTED: dict[str, tuple[Make, str, str, str]] = {
     # mutant: how it is made, area, check, name of the hint
     "pages swapped": (runner(m.ReversedPages), "boundaries", "pages_in_any_order", "page table"),
     "pages swapped, decoding": (runner(m.ReversedPages), "reference", "in_chunks", "page table"),
+    "positions off by one": (runner(m.ShiftedPositions), "reference", "one_prompt", "everything"),
     "publish does nothing": (runner(m.NoPublish), "chunks", "any_chunks", "past"),
     "publish does nothing, decoding": (runner(m.NoPublish), "reference", "token_by_token", "past"),
     "logit rows reversed": (runner(m.ReversedLogits), "reference", "one_prompt", "rows mixed up"),
@@ -123,6 +124,17 @@ def test_a_runner_that_shows_no_layers_is_no_trouble() -> None:
         "one_prompt"
     ]
     assert isinstance(error, ConformanceError) and error.layer is None and error.pos == 15
+
+
+def test_a_trace_that_fails_does_not_hide_the_failure() -> None:
+    class Broken(m.MutantRunner):
+        def trace_row(self, row: int) -> Any:
+            raise OSError("no trace today")
+
+    backend = Mutant(cpu(), Broken, model=OtherModel(shape={"window": 15}))
+    error = failures(backend, "reference", "one_prompt")["one_prompt"]
+    assert isinstance(error, ConformanceError) and error.pos == 15
+    assert "layer      not known: showing the layers raised OSError: no trace today" in str(error)
 
 
 def no_pages(plan: Any, limits: Any) -> Any:
@@ -226,6 +238,7 @@ SAID: dict[str, tuple[Make, str, str, str]] = {
         "ds4_roundings=True is not declared, and yet it opens",
     ),
     "export does not work": (runner(m.NoExport), "honesty", "flags_are_kept", "export is declared, but"),
+    "forks do not work": (runner(m.NoForks), "honesty", "flags_are_kept", "fork is declared, but"),
     "export gives views": (runner(m.ViewsInsteadOfCopies), "honesty", "export_has_the_layouts_sizes", "return copies"),
     "fallback differs": (runner(m.OtherFallback), "fallback", "fallback_equals_shared", "wrong logits"),
     "never asks": (runner(m.NeverAsks), "failures", "long_steps_can_be_cancelled", "never called plan.check"),

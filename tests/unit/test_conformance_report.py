@@ -9,9 +9,10 @@ import pytest
 
 from ds4.errors import BackendError, LimitsError, MemoryPlanError
 from ds4.plugin import DUTIES, LAWS, NUMERICS, Probe
-from ds4.testing import NullBackend, Report, models, run_conformance
+from ds4.testing import FaultyBackend, FaultyRunner, NullBackend, Report, models, run_conformance
 from ds4.testing.conformance import AREAS, Outcome, cases, run
 from ds4.testing.conformance import runner as suite
+from ds4.testing.conformance.bench import Bench
 
 
 def made(*outcomes: tuple[str, str, str], absent: tuple[str, ...] = ()) -> Report:
@@ -74,6 +75,23 @@ def test_a_backend_that_does_not_open_fails_once() -> None:
     assert f"raised in {__file__}, line" in report.failed[0].message
     skipped = [outcome for outcome in report.outcomes if outcome.status == "skipped"]
     assert {outcome.message for outcome in skipped} == {"not run: the backend does not open"}
+
+
+def test_a_backend_that_does_not_close_is_in_the_report() -> None:
+    class Stuck(FaultyRunner):
+        def close(self) -> None:
+            raise OSError("busy")
+
+    class StuckBackend(FaultyBackend):
+        def open(self, model: Any, limits: Any, options: Any) -> Any:
+            return Stuck(self.inner.open(model, limits, options))
+
+    report = run(StuckBackend(NullBackend()), short=True, areas=("threads",))
+    assert not report.ok and "OSError: busy" in str(report)
+    late = Bench(StuckBackend(NullBackend()))
+    late.alone("small")
+    with pytest.raises(BackendError, match="OSError: busy"):
+        late.close()
 
 
 def test_ctrl_c_ends_the_run() -> None:

@@ -80,12 +80,19 @@ class Bench:
         self.close()
 
     def close(self) -> None:
+        """Close everything that was opened; raises the first error of a backend that cannot close, at the end."""
+        errors: list[Exception] = []
         for oracle in self._oracles.values():
-            oracle.engine.close()
+            try:
+                oracle.engine.close()
+            except Exception as error:
+                errors.append(error)
         for model in self._models.values():
             model.close()
         self._oracles.clear()
         self._models.clear()
+        if errors:
+            raise errors[0]
 
     # ------------------------------------------------------------ engines
 

@@ -29,7 +29,7 @@ def first_difference(bench: Bench, model: str, tokens: Sequence[int]) -> int | N
 
     None when the runner shows no layers, or when nothing differs in one go.
     """
-    with bench.opened(model, sessions=1, max_rows=len(tokens), context=len(tokens)) as engine:
+    with bench.opened(model, sessions=1, max_rows=len(tokens), context=len(tokens) + 64) as engine:
         mine = _streams(engine, tokens)
     if mine is None:
         return None

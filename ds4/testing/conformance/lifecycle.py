@@ -11,6 +11,7 @@ import numpy as np
 from ds4 import errors
 from ds4.backend.contract import API_VERSION, NUMERICS, Backend, Capabilities, Probe, Runner
 from ds4.backend.layout import CacheLayout
+from ds4.backend.versions import MIN_API_VERSION
 from ds4.engine import Engine
 from ds4.errors import BackendError
 from ds4.testing import models
@@ -36,15 +37,15 @@ def probe_answers(bench: Bench, model: str) -> None:
 
 @check(AREA)
 def names_itself(bench: Bench, model: str) -> None:
-    """The class has a name, the contract's version and a priority, and the registry finds it by that name."""
+    """The class has a name, a version of the contract that fits and a priority; the registry finds it by its name."""
     backend = bench.backend
     require(
         isinstance(backend.name, str) and backend.name.isidentifier(),
         f"Backend.name must be a short word such as 'mine', not {backend.name!r}",
     )
     require(
-        backend.api_version == API_VERSION,
-        f"api_version is {backend.api_version}; this ds4 has version {API_VERSION} of the contract",
+        isinstance(backend.api_version, int) and MIN_API_VERSION <= backend.api_version <= API_VERSION,
+        f"api_version is {backend.api_version}; this ds4 takes versions {MIN_API_VERSION} to {API_VERSION}",
     )
     require(isinstance(backend.priority, int), f"priority must be a whole number, not {backend.priority!r}")
     if bench.is_by_name:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ds4.backend.contract import API_VERSION, Backend
 from ds4.errors import LimitsError
@@ -50,23 +50,41 @@ def run(
     unknown backend, BackendUnavailableError for one that cannot run here, LimitsError for an unknown area.
     """
     chosen = cases(short=short, areas=areas)
-    outcomes = []
-    with Bench(backend, short=short) as bench:
+    bench = Bench(backend, short=short)
+    try:
         blocked = _why_blocked(bench)
-        for done, case in enumerate(chosen):
-            if progress is not None:
-                progress(f"{case.check.area}: {case.name}", done, len(chosen))
-            if blocked is not None and case.check.area != "lifecycle":
-                outcomes.append(
-                    Outcome(case.check.area, case.name, "skipped", 0.0, "not run: the backend does not open")
-                )
-            else:
-                outcomes.append(outcome(bench, case))
-        if blocked is not None:
-            outcomes.insert(0, Outcome("lifecycle", "opens", "failed", 0.0, blocked))
+        outcomes = list(_outcomes(bench, chosen, blocked, progress))
+        about, absent = _about(bench, short, blocked), _absent(bench, blocked)
+    finally:
+        late = _why_not_closed(bench)
+    if late is not None:
+        outcomes.append(Outcome("lifecycle", "closes", "failed", 0.0, late))
+    return Report(bench.backend.name, about, absent, tuple(outcomes))
+
+
+def _outcomes(
+    bench: Bench, chosen: Sequence[Case], blocked: str | None, progress: Progress | None
+) -> Iterator[Outcome]:
+    if blocked is not None:
+        yield Outcome("lifecycle", "opens", "failed", 0.0, blocked)
+    for done, case in enumerate(chosen):
         if progress is not None:
-            progress("done", len(chosen), len(chosen))
-        return Report(bench.backend.name, _about(bench, short, blocked), _absent(bench, blocked), tuple(outcomes))
+            progress(f"{case.check.area}: {case.name}", done, len(chosen))
+        if blocked is not None and case.check.area != "lifecycle":
+            yield Outcome(case.check.area, case.name, "skipped", 0.0, "not run: the backend does not open")
+        else:
+            yield outcome(bench, case)
+    if progress is not None:
+        progress("done", len(chosen), len(chosen))
+
+
+def _why_not_closed(bench: Bench) -> str | None:
+    """None when everything that the checks share was closed."""
+    try:
+        bench.close()
+    except Exception as error:
+        return f"an engine does not close:\n{said(error)}"
+    return None
 
 
 def outcome(bench: Bench, case: Case) -> Outcome:

@@ -153,18 +153,21 @@ def chunk_over_every_edge(bench: Bench, model: str) -> None:
 
 @check("boundaries", models=("small", "odd"))
 def pages_in_any_order(bench: Bench, model: str) -> None:
-    """Two sessions cross page ends, with pages that are neither adjacent nor in order."""
+    """Two sessions cross page ends together, with pages that are neither adjacent nor in order."""
     with trial(bench, model, pages=8, max_rows=300) as run:
-        first = [run.actor(k) for k in (0, 1, 2)]
-        for k, actor in enumerate(first):
-            run.step([(actor, 250 + 5 * k if k != 1 else 30)])
-        first[1].session.close()
-        run.step([(first[0], 9), (first[2], 9)])
-        first[0].session.close()
-        late = [run.actor(k) for k in (3, 4)]
-        for n in (255, 1, 1, 3) if not bench.short else (254, 3, 1):
-            run.step([(late[0], n)])
-            run.step([(late[1], n), (first[2], 1)])
+        holders = [run.actor(k) for k in (0, 1, 2)]
+        run.step([(holder, 5) for holder in holders])  # pages 0, 1, 2
+        first = run.actor(3)
+        run.step([(first, 255)])  # page 3
+        for holder in (holders[1], holders[0]):
+            holder.session.close()
+        second = run.actor(4)
+        run.step([(second, 254)])  # page 0, whatever a closed session left in it
+        for n in (1, 1, 3):
+            run.step([(first, n), (second, n), (holders[2], 1)])
+        if not bench.short:
+            run.step([(second, 250), (first, 20)])
+            run.step([(first, 250), (second, 30)])
         run.settle(CHUNKS)
 
 

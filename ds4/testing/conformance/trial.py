@@ -176,10 +176,13 @@ class Trial:
         shape = self.engine.shape
         name, hint = hints.find(hints.Facts(situation, shape, self.engine.limits.rewind, found))
         layer = None
+        lines = [f"model {self.model}, {found.lines()[0]}", *found.lines()[1:], *notes]
         if situation == hints.REFERENCE:
             tokens = next(answer.tokens for answer in answers if answer.place == found.first)
-            layer = first_difference(self.bench, self.model, tokens)
-        lines = [f"model {self.model}, {found.lines()[0]}", *found.lines()[1:], *notes]
+            try:
+                layer = first_difference(self.bench, self.model, tokens)
+            except Exception as error:  # what explains a failure must not take its place
+                lines.append(f"  layer      not known: showing the layers raised {type(error).__name__}: {error}")
         if layer is not None:
             lines.append(f"  layer      {layer} ({KIND_NAMES[shape.ratios[layer]]}) is the first whose output differs")
         lines.append(f"  likely     {hint}")
