@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import tomllib
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from ds4.backend.registry import Registry
 from ds4.cli import main
 from ds4.errors import PluginError, PluginWarning
 from ds4.testing import NullBackend, NullModel
-from tests.support.fake_plugins import PluginFolder, backend_code
+from tests.support.fake_plugins import ROOT, PluginFolder, backend_code
 
 OBSERVER = """
 from ds4.plugin import hookimpl
@@ -43,6 +45,7 @@ def ds4_register_commands(register):
     register(name="divide", help="100% division", configure=configure, run=run)
 """
 OTHERS = "ds4.plugins"
+PROJECTS = [*sorted(ROOT.glob("plugins/*/pyproject.toml")), *sorted(ROOT.glob("examples/*/pyproject.toml"))]
 
 
 def load(plugins: PluginFolder, **options: Any) -> Registry:
@@ -153,6 +156,21 @@ def test_a_bad_plugin_is_left_out_with_a_sentence(plugins: PluginFolder, code: s
     assert len(registry.observers()) == 1
     with pytest.raises(PluginError, match=re.escape(said)):
         load(plugins, strict=True)
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.parent.name)
+def test_the_packages_of_this_repository_are_taken(
+    plugins: PluginFolder, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where none is installed: their entry points, with their sources on the path."""
+    about = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+    groups = [(group, points) for group, points in about["entry-points"].items() if group.startswith("ds4.")]
+    lines = [f"[{group}]\n{name} = {value}\n" for group, points in groups for name, value in points.items()]
+    plugins.add_info(about["name"], "".join(lines), version=about["version"])
+    monkeypatch.syspath_prepend(project.parent)
+    registry = load(plugins)
+    assert [entry.reason for entry in registry.entries() if entry.backend is None] == []
+    assert len(registry.plugins()) == len(lines) == 1
 
 
 # ---------------------------------------------------------------- versions

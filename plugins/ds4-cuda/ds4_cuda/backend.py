@@ -56,6 +56,7 @@ class CudaBackend(Backend):
     """NVIDIA GPUs of compute capability 8.0 and newer; a model on one GPU."""
 
     name = "cuda"
+    api_version = 1  # the version of the plugin API that this was written for
     priority = 100
 
     def __init__(self, driver: Any = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ds4_cuda.backend import CudaBackend
 from fake_cuda import FakeCuda
 
 import ds4
-from ds4.plugin import DeviceLostError, MemoryPlanError, Options, UnsupportedModelError
+from ds4.plugin import Capabilities, DeviceLostError, MemoryPlanError, Options, UnsupportedModelError
 
 CASES = ["tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-q4k", "quant-iq2", "quant-q2k"]
 
@@ -141,3 +142,12 @@ def test_shapes_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch, fa
             bad = SimpleNamespace(shape=replace(model.shape, **change), path=model.path, weights={})
             with pytest.raises(UnsupportedModelError):
                 CudaBackend(fake).memory_plan(bad, ds4.Limits(max_rows=8, pages=1), Options())
+
+
+def test_what_pyproject_declares_is_what_the_runner_says(open_engine: Any) -> None:
+    """docs/capabilities.md is made from the declaration."""
+    path = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    fields = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["ds4"]["capabilities"]["cuda"]
+    sets = {name: frozenset(value) for name, value in fields.items() if isinstance(value, list)}
+    said = open_engine().runner.capabilities
+    assert said == Capabilities(**{**fields, **sets, "max_rows": said.max_rows})
