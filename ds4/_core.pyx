@@ -62,6 +62,8 @@ cdef inline Py_ssize_t pages_for(Py_ssize_t n_tokens) noexcept nogil:
 
 include "core/kvcache.pxi"
 include "core/plan.pxi"
+include "core/tokens.pxi"
 include "core/sampler.pxi"
 include "core/session.pxi"
 include "core/engine.pxi"
+include "core/transfer.pxi"

@@ -6,12 +6,6 @@
 # Up to "busy" without the engine's lock, marking the sessions as ours; the marks keep everything else still.
 
 
-cdef object about(object error, object session):
-    """The error, saying whose it is."""
-    error.session = session
-    return error
-
-
 @cython.final
 cdef class EngineCore:
     """The core's side of an engine: its sessions' memory, its step plan and its lock."""
@@ -105,35 +99,6 @@ cdef class EngineCore:
         for session in sessions:
             session.stamp = 0
 
-    cdef object checked_tokens(self, object tokens, Py_ssize_t item, object session):
-        """Token ids as a contiguous int32 array, or BatchError naming the first bad one."""
-        try:
-            ids = np.asarray(tokens)
-        except (OverflowError, ValueError, TypeError):
-            ids = np.empty(0, object)
-        if ids.ndim == 1 and ids.size == 0 and ids.dtype != object:
-            return np.empty(0, np.int32)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise about(BatchError("tokens must be a flat sequence of token ids (whole numbers)", item=item,
-                                   found=f"{type(tokens).__name__} as {ids.dtype} {list(ids.shape)}"), session)
-        if int(ids.min()) < 0 or int(ids.max()) >= self.vocab:
-            at = int(np.argmax((ids < 0) | (ids >= self.vocab)))
-            raise about(BatchError("token is out of range", item=item, at=at, token=int(ids[at]), vocab=self.vocab),
-                        session)
-        return np.ascontiguousarray(ids, np.int32)
-
-    cdef int checked_token(self, object token, Py_ssize_t item, object session) except -1:
-        cdef int64_t value = -1
-        try:
-            value = token.__index__()
-        except AttributeError:
-            raise about(BatchError("token is not a whole number", item=item, token=token), session) from None
-        except OverflowError:
-            pass
-        if not 0 <= value < self.vocab:
-            raise about(BatchError("token is out of range", item=item, token=token, vocab=self.vocab), session)
-        return <int>value
-
     cdef int check_context(self, Session session, Py_ssize_t item, Py_ssize_t start, Py_ssize_t n) except -1:
         if start + n > self.context:
             raise about(ContextLimitError(
@@ -182,7 +147,7 @@ cdef class EngineCore:
         self.claim(sessions, False)
         try:
             for i in range(len(tokens)):
-                tokens[i] = self.checked_tokens(tokens[i], i, sessions[i])
+                tokens[i] = checked_tokens(self.vocab, tokens[i], i, sessions[i])
             self.run(sessions, tokens, False)
         finally:
             self.unclaim(sessions)
@@ -205,9 +170,9 @@ cdef class EngineCore:
         self.claim(sessions, False)
         try:
             for i in range(n_decode):
-                tokens[i] = self.checked_token(tokens[i], i, sessions[i])
+                tokens[i] = checked_token(self.vocab, tokens[i], i, sessions[i])
             if prompt is not None:
-                tokens[n_decode] = self.checked_tokens(prompt, n_decode, prefill_session)
+                tokens[n_decode] = checked_tokens(self.vocab, prompt, n_decode, prefill_session)
             self.run(sessions, tokens, False)
         finally:
             self.unclaim(sessions)
@@ -422,98 +387,11 @@ cdef class EngineCore:
             session.block, session.block_row = block, logit_row - 1
         self.n_steps += 1
 
-    # ------------------------------------------------------------ fork, export, import, close
-
-    cdef Session fork_session(self, Session parent, object seed):
-        cdef Session child
-        cdef int i
-        if not self.runner.capabilities.fork:
-            raise StepError(f"backend {self.backend_name!r} cannot fork sessions", call="copy_state",
-                            backend=self.backend_name)
-        with self.lock:
-            self.require_alive()
-            child = Session(self, seed)
-            try:
-                self.runner.copy_state([(parent.slab, child.slab)], ())
-            except Exception as exc:
-                self.abort(exc, "copy_state")
-                raise
-            memcpy(child._tokens, parent._tokens, parent.n_tokens * sizeof(int32_t))
-            memcpy(child.page_ids, parent.page_ids, parent.n_pages * sizeof(int32_t))
-            for i in range(parent.n_pages):
-                self.cache.page_refs[parent.page_ids[i]] += 1
-            child.n_tokens, child.n_pages, child.high = parent.n_tokens, parent.n_pages, parent.high
-            child.block, child.block_row = parent.block, parent.block_row
-        return child
-
-    cdef object state_key(self):
-        if self.key is None:
-            self.key = self.make_key()
-        return self.key
-
-    cdef object export_session(self, Session session):
-        if not self.runner.capabilities.export:
-            raise StepError(f"backend {self.backend_name!r} cannot export sessions", call="export_state",
-                            backend=self.backend_name)
-        key = self.state_key()
-        with self.lock:
-            self.require_alive()
-            try:
-                slab, pages = self.runner.export_state(session.slab, session.pages)
-            except Exception as exc:
-                self.abort(exc, "export_state")
-                raise
-        return SessionState(
-            key=key, tokens=session.tokens, high=session.high, seed=session._seed, seed_given=session.seed_given,
-            logits=None if session.block is None else np.array(session.block[session.block_row]),
-            slab=slab, pages=pages)
+    # ------------------------------------------------------------ states and the end
 
     def import_state(self, state):
         """A new session that continues from an exported state (see Engine.import_state)."""
-        cdef Session session
-        cdef const int32_t[::1] view
-        cdef int i, n
-        self.require_alive()
-        if not isinstance(state, SessionState):
-            raise StateError("not a ds4.SessionState", field="state", expected="SessionState", found=type(state).__name__)
-        key = self.state_key()
-        require_same(key, state.key)
-        ids = self.checked_tokens(state.tokens, 0, None)
-        n = <int>len(ids)
-        if n > self.context:
-            raise ContextLimitError(f"the state holds {n} tokens; this engine's context is {self.context}", item=0,
-                                    pos=0, tokens=n, context=self.context)
-        for name, array, shape in (
-            ("slab", state.slab, (key.layout.slab_bytes,)),
-            ("pages", state.pages, (pages_for(n), key.layout.page_bytes)),
-            ("logits", state.logits, (self.vocab,)),
-        ):
-            if array is not None and array.shape != shape:
-                raise StateError(f"the state's {name} has the wrong size", field=name, expected=shape, found=array.shape)
-        if not n <= state.high <= self.context:
-            raise StateError("the state's highest position is impossible", field="high", expected=n, found=state.high)
-        with self.lock:
-            self.require_alive()
-            if pages_for(n) > self.cache.n_free_pages:
-                self.raise_exhausted(0, None, pages_for(n), self.cache.n_free_pages)
-            session = Session(self, state.seed)
-            session.seed_given = state.seed_given
-            for i in range(<int>pages_for(n)):
-                session.page_ids[i] = self.cache.take_page()
-                session.n_pages += 1
-            try:
-                self.runner.import_state(session.slab, session.pages, state.slab, state.pages)
-            except Exception as exc:
-                session.release()
-                self.abort(exc, "import_state")
-                raise
-            if n:
-                view = ids
-                memcpy(session._tokens, &view[0], n * sizeof(int32_t))
-            session.n_tokens, session.high = n, state.high
-            if state.logits is not None:
-                session.block = np.array(state.logits, np.float32).reshape(1, -1)
-        return session
+        return import_session(self, state)
 
     def check_integrity(self):
         """KVCache.check_integrity while no step runs."""

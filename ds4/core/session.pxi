@@ -296,7 +296,8 @@ cdef class Session:
             raise BatchError('logits must be "last" or "all"', logits=logits)
         self.core.claim([self], False)
         try:
-            return self.feed_claimed(self.core.checked_tokens(tokens, 0, self), logits == "all", progress, cancel)
+            ids = checked_tokens(self.core.vocab, tokens, 0, self)
+            return self.feed_claimed(ids, logits == "all", progress, cancel)
         finally:
             self.stamp = 0
 
@@ -327,7 +328,7 @@ cdef class Session:
         cdef Py_ssize_t common = 0, n
         cdef int32_t[::1] view
         try:
-            ids = self.core.checked_tokens(tokens, 0, self)
+            ids = checked_tokens(self.core.vocab, tokens, 0, self)
             n = len(ids)
             if n == 0:
                 self.empty()
@@ -402,7 +403,7 @@ cdef class Session:
         """
         self.core.claim([self], False)
         try:
-            return self.core.fork_session(self, self._seed if seed is None and self.seed_given else seed)
+            return fork_session(self.core, self, self._seed if seed is None and self.seed_given else seed)
         finally:
             self.stamp = 0
 
@@ -410,7 +411,7 @@ cdef class Session:
         """Everything the session is, as a ds4.SessionState for Engine.import_state. The session is unchanged."""
         self.core.claim([self], False)
         try:
-            return self.core.export_session(self)
+            return export_session(self.core, self)
         finally:
             self.stamp = 0
 
