@@ -1,8 +1,10 @@
 """docs/tutorial-backend.md, done: every block in its order, in an empty folder and an environment of its own.
 
-```sh               run by a shell, must succeed; `sh fails`: must not
-```text             every line was printed by the block before it; `...` stands for anything
-```python FILE      a file of the package; `FILE: name`: the function or class of that name, in place of the old one
+    ```sh                  run by a shell, must succeed; `sh fails`: must not
+    ```text                every line was printed by the block before it; `...` stands for anything
+    ```python FILE: NAME   the function of that name in the file, in place of the old one; `after NAME`: behind it
+
+A block of another kind fails the test.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import sysconfig
 import venv
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class Reader:
             case "python":
                 name, _, part = block.about.partition(": ")
                 path = self.folder / name
-                path.write_text(replaced(path.read_text("utf-8"), part, block.text) if part else block.text, "utf-8")
+                path.write_text(edited(path.read_text("utf-8"), part, block.text), "utf-8")
             case _:
                 pytest.fail(f"{where}: nothing is done with a block of {block.language}")
 
@@ -94,16 +95,18 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**kept, **pip, "PATH": os.pathsep.join([str(scripts), os.environ["PATH"]]), "COLUMNS": "200"}
 
 
-def replaced(source: str, name: str, code: str) -> str:
-    """The source with the function or class `name` (`Class.method`) replaced by `code`."""
+def edited(source: str, where: str, code: str) -> str:
+    """The source with `code` in place of the function `where` (`Class.method`), or behind it: `after Class.method`."""
     node: ast.AST = ast.parse(source)
-    for part in name.split("."):
+    for part in where.removeprefix("after ").split("."):
         (node,) = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", None) == part]
-    assert isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.end_lineno is not None
+    assert isinstance(node, ast.FunctionDef) and node.end_lineno is not None
     lines = source.splitlines(keepends=True)
     indent = " " * node.col_offset
     new = "".join(indent + line if line.strip() else line for line in code.splitlines(keepends=True))
-    return "".join(lines[: node.lineno - 1]) + new + "".join(lines[node.end_lineno :])
+    is_behind = where.startswith("after ")
+    before = [*lines[: node.end_lineno], "\n"] if is_behind else lines[: node.lineno - 1]
+    return "".join([*before, new, *lines[node.end_lineno :]])
 
 
 def test_the_tutorial(tmp_path: Path) -> None:
@@ -122,9 +125,9 @@ def test_the_page_leaves_nothing_out() -> None:
     assert sum("ds4 plugin check mine" in block.text for block in found) >= 2
 
 
-def test_a_function_is_replaced() -> None:
+def test_a_function_is_put_in_its_place() -> None:
     source = "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n"
-    assert replaced(source, "A.f", "def f(self):\n    return 3\n").replace("3", "1") == source
-    with pytest.raises(ValueError):
-        replaced(source, "A.h", "")
-    assert sys.version_info >= (3, 11)
+    assert edited(source, "A.f", "def f(self):\n    return 3\n") == source.replace("1", "3")
+    assert edited(source, "after A.g", "def h(self):\n    pass\n") == f"{source}\n    def h(self):\n        pass\n"
+    with pytest.raises(ValueError, match="not enough values"):
+        edited(source, "A.h", "")

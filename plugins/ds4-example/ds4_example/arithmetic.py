@@ -7,12 +7,12 @@ from ds4.plugin import Float32s
 
 
 def product(matrix: Float32s, x: Float32s) -> Float32s:
-    """matrix [n_out, n_in] times x [n_in].
+    """matrix [n_out, n_in] times x [..., n_in] -> [..., n_out].
 
-    einsum and not `matrix @ x`: that is a BLAS, which may add up in another order when memory is aligned otherwise or
-    when it has more threads. einsum's own loops have one order for one shape, and the laws are about bits.
+    einsum and not `x @ matrix.T`: that is a BLAS, which adds up in another order for one x than for many, or when it
+    has more threads. einsum's own loops add up in the order of n_in, and the laws are about bits.
     """
-    return np.asarray(np.einsum("oi,i->o", matrix, x))
+    return np.asarray(np.einsum("oi,...i->...o", matrix, x))
 
 
 def rms_norm(x: Float32s, eps: float, weight: Float32s | None = None) -> Float32s:
