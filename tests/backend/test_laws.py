@@ -243,10 +243,7 @@ def test_fallback_equals_shared(case, ds4_backend, alone):
         alone.check(a, b)
 
 
-@pytest.mark.parametrize("options", [{"cache_dtype": "float16"}, {"ds4_roundings": True}], ids=str)
-def test_the_laws_hold_with_rounded_caches(case, ds4_backend, options):
-    if "ds4_roundings" in options and not case.startswith("quant"):
-        pytest.skip("the original engine's roundings need 64 plain channels in groups; only the quant files have them")
+def check_with_rounded_caches(case, ds4_backend, **options):
     own = Alone.open(GOLDEN / f"{case}.gguf", ds4_backend, **options)
     with open_engine(case, ds4_backend, **options) as engine:
         vocab = engine.shape.vocab
@@ -259,6 +256,18 @@ def test_the_laws_hold_with_rounded_caches(case, ds4_backend, options):
         child.feed(random_ids(vocab, 40, 5))
         own.check(*sessions, child)
     own.engine.close()
+
+
+@pytest.mark.requires("float16")
+def test_the_laws_hold_with_a_float16_cache(case, ds4_backend):
+    check_with_rounded_caches(case, ds4_backend, cache_dtype="float16")
+
+
+# The original engine's roundings need plain channels in groups of 64, which only these files have.
+@pytest.mark.requires("ds4_roundings")
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("quant")])
+def test_the_laws_hold_with_the_roundings_of_the_original(name, ds4_backend):
+    check_with_rounded_caches(name, ds4_backend, ds4_roundings=True)
 
 
 # ---------------------------------------------------------------- a long mixed life
