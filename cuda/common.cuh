@@ -5,6 +5,7 @@
 #pragma once
 #include <cuda_fp16.h>
 
+#include "ptx.cuh"
 #include "records.cuh"
 
 #define FULL 0xffffffffu
