@@ -28,7 +28,7 @@ extern "C" __global__ void store_rows(const Run run, const Layer layer, int row0
             v[i] = raw[k + i] * inverse * layer.vec[V_Q_A_NORM][k + i];
             run.qr[at + i] = v[i];
         }
-        if (run.int8) quantize8(v, run.qr_q, at, k < run.q_lora && run.q_lora % 32 == 0);
+        if (run.int8) quantize8(v, run.qr_q, row, k, run.q_lora, k < run.q_lora && run.q_lora % 32 == 0);
     }
     const float kv_inverse = row_norm(kv_raw, dim, run.rms_eps, room);
     for (int k = threadIdx.x; k < dim; k += blockDim.x) kv[k] = kv_raw[k] * kv_inverse * layer.vec[V_KV_NORM][k];
@@ -194,6 +194,6 @@ extern "C" __global__ void join_blocks(const Run run, const Layer layer, int row
         const int c = c0 + threadIdx.x * 8;
         float v[8] = {};
         if (c < dim) load8(out, c, dim, v);
-        quantize8(v, run.q_q, at + c, c < dim);
+        quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, c < dim);
     }
 }

@@ -138,6 +138,6 @@ extern "C" __global__ void attend_simple(const Run run, const Layer layer, int r
         const int c = c0 + threadIdx.x * 8;
         float v[8] = {};
         if (c < dim) load8(out, c, dim, v);
-        quantize8(v, run.q_q, ((long long)row * run.n_heads + head) * dim + c, c < dim);
+        quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, c < dim);
     }
 }

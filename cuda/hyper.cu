@@ -34,7 +34,7 @@ __device__ __forceinline__ float streams_norm(const Run &run, int row) {
 
 // x = sum of weighted streams; xn = rms(x) * norm, with its int8 twin. Eight channels per thread.
 __device__ __forceinline__ void mix(const Run &run, const float *streams, const float *weight, const float *norm, float *x,
-                                    float *xn, const Quant &q, long long at, float *room) {
+                                    float *xn, const Quant &q, long long row, float *room) {
     float squares = 0.0f;
     for (int k = threadIdx.x * 8; k < run.hidden; k += blockDim.x * 8) {
         float sum[8], v[8];
@@ -59,7 +59,7 @@ __device__ __forceinline__ void mix(const Run &run, const float *streams, const 
             for (int i = 0; i < 8; i++) v[i] = v[i] * inverse * w[i];
             for (int i = 0; i < 8 && k + i < run.hidden; i++) xn[k + i] = v[i];
         }
-        if (run.int8) quantize8(v, q, at + k, k < run.hidden && run.hidden % 32 == 0);
+        if (run.int8) quantize8(v, q, row, k, run.hidden, k < run.hidden && run.hidden % 32 == 0);
     }
 }
 
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(512) mix_streams(const Run run, con
     }
     __syncthreads();
     mix(run, streams, pre, layer.vec[is_ffn ? V_FFN_NORM : V_ATTN_NORM], run.x + (long long)row * run.hidden,
-        run.xn + (long long)row * run.hidden, run.xn_q, (long long)row * run.hidden, room);
+        run.xn + (long long)row * run.hidden, run.xn_q, row, room);
 }
 
 // grid (rows, parts of hidden), block 256. The attention's output goes into the streams.
@@ -124,6 +124,5 @@ extern "C" __global__ void __launch_bounds__(512) mix_head(const Run run, int j0
         weight[threadIdx.x] = sigmoid(run.z[(long long)j * n + threadIdx.x] * inverse * run.output_hc_scale[0] +
                                       run.output_hc_base[threadIdx.x]) + run.hc_eps;
     __syncthreads();
-    mix(run, streams, weight, run.output_norm, run.x + (long long)j * run.hidden, run.xn + (long long)j * run.hidden, run.xn_q,
-        (long long)j * run.hidden, room);
+    mix(run, streams, weight, run.output_norm, run.x + (long long)j * run.hidden, run.xn + (long long)j * run.hidden, run.xn_q, j, room);
 }

@@ -108,8 +108,10 @@ __device__ __forceinline__ void dot_segment8(const Mat &m, const Mat &m2, long l
     }
 }
 
-// Eight values -> codes, by four neighbouring lanes for each block of 32. All lanes of a warp call it.
-__device__ __forceinline__ void quantize8(const float *v, const Quant &to, long long at, bool store) {
+// Eight values v of a row from channel k on -> their twins, by four neighbouring lanes for each block of 32. All lanes of
+// a warp call it; n: channels of a row of `to`.
+__device__ __forceinline__ void quantize8(const float *v, const Quant &to, long long row, int k, int n, bool store) {
+    const long long at = row * n + k;
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));

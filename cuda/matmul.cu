@@ -94,7 +94,7 @@ extern "C" __global__ void quantize_rows(const Run run, const float *x, int8_t *
     const Quant to = {q, d, s};
     float v[8] = {};
     if (k < n) load8(x + at, 0, 8, v);
-    quantize8(v, to, at, k < n);
+    quantize8(v, to, row, k, n, k < n);
 }
 
 // grid (rows, experts and the shared one, parts of 1024), block 128.
@@ -105,5 +105,5 @@ extern "C" __global__ void quantize_act(const Run run, int row0) {
     const long long at = pair * run.ffn_width + k;
     float v[8] = {};
     if (k < run.ffn_width) load8(run.act + at, 0, 8, v);
-    quantize8(v, run.act_q, at, k < run.ffn_width);
+    quantize8(v, run.act_q, pair, k, run.ffn_width, k < run.ffn_width);
 }
