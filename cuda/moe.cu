@@ -59,8 +59,8 @@ extern "C" __global__ void route_rows(const Run run, const Layer layer, int row0
     }
 }
 
-// One block of 1024. Pairs by expert, and tiles of at most TILE pairs of one expert.
-extern "C" __global__ void group_pairs(const Run run) {
+// One block of 1024. Pairs by expert, and tiles of at most tile_rows pairs of one expert.
+extern "C" __global__ void group_pairs(const Run run, int tile_rows) {
     extern __shared__ int room[];  // [n_experts] counts, then starts; [n_experts] tiles before
     int *start = room, *before = room + run.n_experts;
     const int n = run.n_experts, n_pairs = *run.n_rows * run.n_used;
@@ -71,7 +71,7 @@ extern "C" __global__ void group_pairs(const Run run) {
     if (threadIdx.x < 32) {  // running sums of pairs and of tiles, 32 experts at a time
         int pairs = 0, tiles = 0;
         for (int e0 = 0; e0 < n; e0 += 32) {
-            const int e = e0 + threadIdx.x, count = e < n ? start[e] : 0, own = (count + TILE - 1) / TILE;
+            const int e = e0 + threadIdx.x, count = e < n ? start[e] : 0, own = (count + tile_rows - 1) / tile_rows;
             int p = count, t = own;
             for (int off = 1; off < 32; off <<= 1) {
                 const int q = __shfl_up_sync(FULL, p, off), u = __shfl_up_sync(FULL, t, off);
@@ -83,8 +83,8 @@ extern "C" __global__ void group_pairs(const Run run) {
                 for (int i = 0; i < own; i++) {
                     int *tile = run.tiles + 1 + 3 * (before[e] + i);
                     tile[0] = e;
-                    tile[1] = start[e] + i * TILE;
-                    tile[2] = min(count - i * TILE, (int)TILE);
+                    tile[1] = start[e] + i * tile_rows;
+                    tile[2] = min(count - i * tile_rows, tile_rows);
                 }
             }
             pairs += __shfl_sync(FULL, p, 31);

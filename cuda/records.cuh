@@ -9,8 +9,8 @@
 enum { SLIDING = 0, CSA = 4, HCA = 128, PAGE_TOKENS = 256 };
 enum Dtype { F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q2_K, IQ2_XXS, MXFP4 };
 
-// A matrix, row-major, experts stacked. Q8_0 and IQ2_XXS are split into two planes of the same total size: `q` the
-// codes, `d` the float16 block scales. All other dtypes are as in the file (`row_bytes` each) and have no `d`.
+// A matrix, experts stacked. Q8_0, Q2_K and IQ2_XXS lie in tiles of 16 rows (repack.cu), in two planes: `q` the codes, `d`
+// the scales. All other dtypes are as in the file, row-major (`row_bytes` each), and have no `d`.
 struct Mat {
     const uint8_t *q, *d;
     int n_in, n_out, dtype, row_bytes;
@@ -36,10 +36,12 @@ struct Layer {
     Mat mat[N_MATS];
 };
 
-// int8 copies of a float buffer, element for element: codes, one scale per 32, scale times sum of codes per 16.
+// Twins of a float buffer for tensor cores, laid out as int8.cuh says: codes, one scale per 32, scale times sum of codes
+// per 16 (rounded to tf32), and halves (null where no F16 matrix reads them).
 struct Quant {
     int8_t *q;
     float *d, *s;
+    uint16_t *h;
 };
 
 struct Run {
@@ -55,6 +57,7 @@ struct Run {
     long long slab_bytes, page_bytes;
     const double *freq[2];  // [rope_dim / 2]: sliding layers, compressed layers
     const uint2 *grid;      // IQ2_XXS magnitudes, 8 bytes for each of 256 indices
+    const uint32_t *tables;  // its selectors of magnitudes (256) and of signs (128), a nibble per weight
     // work buffers
     float *streams;       // [max_rows, n_streams, hidden]
     float *z;             // [max_rows, (2 + n) * n]
@@ -98,7 +101,8 @@ enum { MAX_JOBS = 16 };
 struct Jobs {
     Job job[MAX_JOBS];
     const int *count;  // rows of this step
-    int n_jobs, n_segments, segment, n_groups, loops, unused;  // segment: inputs per warp; groups per block, and turns
+    int n_jobs, n_segments, segment, n_groups, loops, row;  // segment: inputs per warp; groups per block, and turns
+    // tensor-core products: n_groups tiles of 16 outputs at a time, segments shared by `loops` warps; count null: only `row`
 };
 
 #ifdef DS4_RUN_BYTES  // given by ds4_cuda.kernels: the sizes of the records as the host writes them

@@ -36,20 +36,23 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
     "score_entries": ("indexer", "RLi"),
     "select_entries": ("indexer", "Ri"),
     **{f"product_{dtype}": ("matmul", "RJ") for dtype in DTYPES},
-    **{f"product8_{dtype}": ("matmul", "RJ") for dtype in INT8_DTYPES},
+    **{f"product8_{tiles}_{dtype}": ("product8", "RJ") for tiles in (1, 2, 4, 8) for dtype in INT8_DTYPES},
     **{f"product1_{dtype}": ("matmul", "RJ") for dtype in NARROW_DTYPES},
-    "quantize_rows": ("matmul", "RPPPPii"),
-    "quantize_act": ("matmul", "Ri"),
+    "quantize_rows": ("quantize", "RPPPPii"),
+    "quantize_act": ("quantize", "Ri"),
     "route_rows": ("moe", "RLi"),
-    "group_pairs": ("moe", "R"),
+    "group_pairs": ("moe", "Ri"),
     **{f"gate_up_{dtype}": ("experts", "RLiiiii") for dtype in DTYPES},
     **{f"down_{dtype}": ("experts", "RLiiiii") for dtype in DTYPES},
-    **{f"gate_up8_{dtype}": ("experts8", "RLiiiii") for dtype in INT8_DTYPES},
-    **{f"down8_{dtype}": ("experts8", "RLiiiii") for dtype in INT8_DTYPES},
+    **{
+        f"{kind}8_{tiles}_{dtype}": ("experts8", "RLiiiiiii")
+        for kind in ("gate_up", "down")
+        for tiles in (1, 2, 4, 8)
+        for dtype in INT8_DTYPES
+    },
     "combine_experts": ("moe", "Ri"),
     "publish_rows": ("publish", "RP"),
-    "repack_q8_0": ("repack", "PPPqq"),
-    "repack_iq2_xxs": ("repack", "PPPqq"),
+    **{name: ("repack", "PPPqqq") for name in ("repack_q8_0", "repack_iq2_xxs", "repack_q2_k")},
     "product_simple": ("fallback", "RJiii"),
     "gate_up_simple": ("fallback", "RLiii"),
     "down_simple": ("fallback", "RLiii"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ds4.plugin import CSA, HCA, SLIDING, ModelShape
+from ds4_cuda import tensor
 from ds4_cuda.kernels import pack_arguments
 from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, NARROW_DTYPES, record
 from ds4_cuda.work import KEYS, TILE, ceil, max_tiles, max_visible
@@ -54,7 +55,7 @@ def segments(n_in: int) -> tuple[int, int, int]:
 
 NARROW = 64  # outputs of a matrix for which a warp works on one output row alone
 ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
-NO_TWIN = (0, 0, 0)
+NO_TWIN = (0, 0, 0, 0)
 
 
 def turns(n_blocks: int, n_segments: int) -> int:
@@ -72,7 +73,7 @@ class Product:
 
     mat: Any
     x: int
-    quant: Any  # the int8 twin of x: addresses of codes, scales, sums
+    quant: Any  # the twin of x: addresses of codes, scales, sums, halves
     y: int
     x_stride: int
     y_stride: int
@@ -88,8 +89,9 @@ class Product:
 class Sequence:
     """Launch lists of one opened model. `run` is the Run record, `layers` the Layer records."""
 
-    def __init__(self, shape: ModelShape, run: Any, layers: list[Any]) -> None:
+    def __init__(self, shape: ModelShape, run: Any, layers: list[Any], multiprocessors: int = 132) -> None:
         self.shape, self.run, self.layers = shape, run, layers
+        self.multiprocessors = multiprocessors
         self.run_bytes = run.tobytes()
         self.layer_bytes = [layer.tobytes() for layer in layers]
 
@@ -97,6 +99,7 @@ class Sequence:
 
     def _jobs(self, count: int, products: list[Product]) -> Iterator[tuple[str, int, int, bytes]]:
         """(kernel, blocks of outputs, warps, Jobs) for products of one number of inputs, grouped by dtype."""
+        products = [p for p in products if not self.on_tensor_cores(p)]
         for dtype in sorted({int(p.mat["dtype"]) for p in products}):
             same = [p for p in products if int(p.mat["dtype"]) == dtype]
             for first in range(0, len(same), MAX_JOBS):
@@ -111,33 +114,77 @@ class Sequence:
         jobs = record(
             JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups, loops=loops
         )
+        block = self._fill(jobs, products, rows * loops)
+        name = f"product{'1' if is_narrow else ''}_{dtype}"
+        return name, block, min(n, most_warps) * groups, jobs.tobytes()
+
+    @staticmethod
+    def _fill(jobs: Any, products: list[Product], rows: int) -> int:
+        """Writes the jobs of blocks of `rows` outputs; returns the number of blocks."""
         block = 0
         for i, p in enumerate(products):
             job = jobs["job"][i]
             job["mat"], job["x"], job["xq"], job["y"], job["x_rows"] = p.mat, p.x, p.quant, p.y, p.x_rows
             job["x_stride"], job["y_stride"], job["first_row"] = p.x_stride, p.y_stride, p.first_row
             job["n_out"], job["first_block"] = p.rows, block
-            block += ceil(p.rows, rows * loops)
-        name = f"product{'1' if is_narrow else self._path(dtype)}_{dtype}"
-        return name, block, min(n, most_warps) * groups, jobs.tobytes()
+            block += ceil(p.rows, rows)
+        return block
 
-    def _path(self, dtype: str) -> str:
-        return "8" if self.run["int8"] and dtype in INT8_DTYPES else ""
+    def on_tensor_cores(self, p: Product) -> bool:
+        """Whether the product has an int8 or F16 tensor-core kernel."""
+        dtype, n_in = DTYPES[int(p.mat["dtype"])], int(p.mat["n_in"])
+        if not self.run["int8"] or n_in % 32 or p.x_stride % 32 or p.first_row % tensor.M_TILE or p.x_rows:
+            return False
+        return bool(p.quant[0]) if dtype in INT8_DTYPES else dtype == "F16" and bool(p.quant[3])
+
+    def _tensor_products(self, n_rows: int, count: int, products: list[Product], row: int = 0) -> Iterator[Launch]:
+        """Tensor-core products of one number of inputs; those of Q8_0 and F16 go together. count 0: of `row` alone."""
+        products = [p for p in products if self.on_tensor_cores(p)]
+        names = [DTYPES[int(p.mat["dtype"])].replace("F16", "Q8_0") for p in products]
+        for dtype in sorted(set(names)):
+            same = [p for p, name in zip(products, names, strict=True) if name == dtype]
+            for first in range(0, len(same), MAX_JOBS):
+                yield self._tensor_launch(n_rows, count, same[first : first + MAX_JOBS], dtype, row)
+
+    def _tensor_launch(self, n_rows: int, count: int, products: list[Product], dtype: str, row: int) -> Launch:
+        n, segment = tensor.cut(int(products[0].mat["n_in"]))
+        tiles = tensor.tiles_at_once(n_rows)
+        n_tasks = sum(ceil(p.rows, tensor.M_TILE) for p in products) * ceil(n_rows, 8 * tiles)
+        groups, n_warps = tensor.share(n_tasks, n) if tiles < 8 else (8, 1)
+        jobs = record(
+            JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups, loops=n_warps, row=row
+        )
+        blocks = self._fill(jobs, products, tensor.M_TILE * groups)
+        if tiles < 8:
+            shared = tensor.direct_shared(dtype, tiles, groups, n_warps, n)
+        else:
+            shared = tensor.wide_shared(dtype, halves=any(DTYPES[int(p.mat["dtype"])] == "F16" for p in products))
+        name = f"product8_{tiles}_{dtype}"
+        arguments = pack_arguments(name, self.run_bytes, jobs.tobytes())
+        return Launch(name, (ceil(n_rows, 8 * tiles), blocks), 256, shared, arguments)
 
     def _multiply(self, n_rows: int, products: list[Product], count: int | None = None) -> Iterator[Launch]:
         where = int(self.run["n_rows"]) if count is None else count
         for name, blocks, n_warps, jobs in self._jobs(where, products):
             arguments = pack_arguments(name, self.run_bytes, jobs)
             yield Launch(name, (ceil(n_rows, TILE), blocks), 32 * n_warps, 0, arguments)
+        yield from self._tensor_products(n_rows, where, products)
+
+    def multiply_row(self, product: Product, row: int) -> Iterator[Launch]:
+        """The reference path's product of one row that has a tensor-core kernel."""
+        return self._tensor_products(1, 0, [product], row)
 
     def reference_jobs(self, product: Product) -> bytes:
         """A Jobs record of one product, for the reference path."""
         return self._job_set(0, [product], DTYPES[int(product.mat["dtype"])])[3]
 
-    def _twin(self, name: str, offset: int = 0) -> tuple[int, int, int]:
-        """The int8 twin of a work buffer, from element `offset` on."""
-        q, d, s = (int(at) for at in self.run[f"{name}_q"].tolist())
-        return (q + offset, d + offset // 32 * 4, s + offset // 16 * 4) if self.run["int8"] else NO_TWIN
+    def _twin(self, name: str, offset: int = 0) -> tuple[int, int, int, int]:
+        """The twin of a work buffer, from channel `offset` of its rows on: whole blocks of 32 in tiles of 8 rows."""
+        q, d, s, h = (int(at) for at in self.run[f"{name}_q"].tolist())
+        block = offset // 32
+        if not self.run["int8"] or offset % 32:
+            return NO_TWIN
+        return q + block * 256, d + block * 32, s + block * 64, h + block * 512 if h else 0
 
     def mat(self, layer: int, suffix: str) -> Any:
         return self.layers[layer]["mat"][LAYER_MATS.index(suffix)]
@@ -270,7 +317,7 @@ class Sequence:
     def quantize_low(self, row0: int, n: int) -> Iterator[Launch]:
         n_in, run = self.shape.o_groups * self.shape.o_lora, self.run
         if run["int8"] and n_in % 32 == 0:  # else no quantised matrix reads it
-            values = (int(run["low"]), *self._twin("low"), row0, n_in)
+            values = (int(run["low"]), *self._twin("low")[:3], row0, n_in)
             yield self._small("quantize_rows", (n, ceil(n_in, 1024)), 128, *values)
 
     def quantize_act(self, row0: int, n: int) -> Iterator[Launch]:
@@ -348,22 +395,60 @@ class Sequence:
         yield self.mix(layer, 0, n, 1)
         yield from self._multiply(n, self.router_product(layer))
         yield self.route(layer, 0, n)
-        yield self._small("group_pairs", (1,), 1024, shared=8 * shape.n_experts)
-        tiles, row_tiles = max_tiles(shape, n), ceil(n, TILE)
-        yield self._expert("gate_up", layer, "ffn_gate_exps.weight", tiles, 0, shape.ffn_width, GATE_UP_ROWS)
-        yield self._expert("gate_up", layer, "ffn_gate_shexp.weight", row_tiles, 1, shape.ffn_width, GATE_UP_ROWS)
+        tile_rows = self._tile_rows(layer, n)
+        yield self._small("group_pairs", (1,), 1024, tile_rows, shared=8 * shape.n_experts)
+        yield from self._expert("gate_up", layer, n, tile_rows)
         yield from self.quantize_act(0, n)
-        yield self._expert("down", layer, "ffn_down_exps.weight", tiles, 0, shape.hidden, DOWN_ROWS)
-        yield self._expert("down", layer, "ffn_down_shexp.weight", row_tiles, 1, shape.hidden, DOWN_ROWS)
+        yield from self._expert("down", layer, n, tile_rows)
         yield self.combine(0, n)
 
-    def _expert(self, kind: str, layer: int, suffix: str, tiles: int, shared: int, n_out: int, rows: int) -> Launch:
-        mat = self.mat(layer, suffix)
+    def _tile_rows(self, layer: int, n_rows: int) -> int:
+        """Pairs per tile of the routed experts: many only where every kernel of the layer takes them."""
+        both = all(self.expert_on_tensor_cores(kind, layer, 0) for kind in ("gate_up", "down"))
+        return tensor.WIDE if both and n_rows > tensor.DIRECT_EXPERT_ROWS else TILE
+
+    def expert_mat(self, kind: str, layer: int, shared: int) -> Any:
+        return self.mat(layer, f"ffn_{'gate' if kind == 'gate_up' else 'down'}_{'shexp' if shared else 'exps'}.weight")
+
+    def expert_on_tensor_cores(self, kind: str, layer: int, shared: int) -> bool:
+        mat = self.expert_mat(kind, layer, shared)
+        is_int8 = DTYPES[int(mat["dtype"])] in INT8_DTYPES
+        return bool(self.run["int8"]) and is_int8 and not int(mat["n_in"]) % 32 and not int(mat["n_out"]) % tensor.M_TILE
+
+    def _expert(self, kind: str, layer: int, n_rows: int, tile_rows: int) -> Iterator[Launch]:
+        for shared in (0, 1):
+            if self.expert_on_tensor_cores(kind, layer, shared):
+                yield self.tensor_expert(kind, layer, shared, n_rows, tile_rows)
+            else:
+                yield self._float_expert(kind, layer, shared, n_rows)
+
+    def _float_expert(self, kind: str, layer: int, shared: int, n_rows: int) -> Launch:
+        mat = self.expert_mat(kind, layer, shared)
+        tiles = ceil(n_rows, TILE) if shared else max_tiles(self.shape, n_rows)
         n, segment, groups = segments(int(mat["n_in"]))
-        dtype = DTYPES[int(mat["dtype"])]
-        name, blocks = f"{kind}{self._path(dtype)}_{dtype}", ceil(n_out, groups * rows)
+        dtype, rows = DTYPES[int(mat["dtype"])], GATE_UP_ROWS if kind == "gate_up" else DOWN_ROWS
+        blocks = ceil(int(mat["n_out"]), groups * rows)
         loops = turns(blocks * min(tiles, 8), n)
-        grid = (tiles, ceil(blocks, loops))
-        return self._small(
-            name, grid, 32 * warps(n, groups), self.layer_bytes[layer], shared, n, segment, groups, loops
-        )
+        values = (self.layer_bytes[layer], shared, n, segment, groups, loops)
+        return self._small(f"{kind}_{dtype}", (tiles, ceil(blocks, loops)), 32 * warps(n, groups), *values)
+
+    def tensor_expert(self, kind: str, layer: int, shared: int, n_rows: int, tile_rows: int, row: int = -1) -> Launch:
+        """Gate and up, or down, of the routed or the shared expert; row >= 0: of that row alone."""
+        mat, is_pair = self.expert_mat(kind, layer, shared), kind == "gate_up"
+        dtype, (n, segment) = DTYPES[int(mat["dtype"])], tensor.cut(int(mat["n_in"]))
+        if shared:
+            at_once = tensor.tiles_at_once(n_rows)
+            tile_rows = 8 * at_once
+            tiles = ceil(n_rows, tile_rows)
+        else:
+            at_once, tiles = tile_rows // 8, max_tiles(self.shape, n_rows, tile_rows)
+        outputs, name = ceil(int(mat["n_out"]), tensor.M_TILE), f"{kind}8_{at_once}_{dtype}"
+        if at_once == 8:
+            groups, n_warps, shared_bytes = 4 if is_pair else 8, 1, tensor.wide_shared(dtype)
+            grid: tuple[int, ...] = (tiles, ceil(outputs, groups))
+        else:
+            groups, n_warps = tensor.share(outputs * min(tiles, self.shape.n_experts), n)
+            shared_bytes = tensor.direct_shared(dtype, at_once, groups, n_warps, n, 2 if is_pair else 1)
+            grid = (min(tiles * ceil(outputs, groups), self.multiprocessors * (2 if is_pair else 3)),)
+        values = (self.layer_bytes[layer], shared, tile_rows, row, n, segment, groups, n_warps)
+        return self._small(name, grid, 256, *values, shared=shared_bytes)

@@ -141,7 +141,7 @@ WORK_FLOATS = [
 ]
 WORK_INTS = ["route", "selected", "pairs", "tiles"]
 
-QUANT = np.dtype([("q", "u8"), ("d", "u8"), ("s", "u8")])
+QUANT = np.dtype([("q", "u8"), ("d", "u8"), ("s", "u8"), ("h", "u8")])
 QUANTS = ("xn_q", "qr_q", "q_q", "low_q", "act_q")
 
 RUN = np.dtype(
@@ -153,6 +153,7 @@ RUN = np.dtype(
         *((name, "i8") for name in ("slab_bytes", "page_bytes")),
         ("freq", "u8", (2,)),
         ("grid", "u8"),
+        ("tables", "u8"),
         *((name, "u8") for name in WORK_FLOATS),
         *((name, "u8") for name in WORK_INTS),
         ("squares", "u8"),
@@ -176,7 +177,7 @@ JOBS = np.dtype(
     [
         ("job", JOB, (MAX_JOBS,)),
         ("count", "u8"),
-        *((name, "i4") for name in ("n_jobs", "n_segments", "segment", "n_groups", "loops", "unused")),
+        *((name, "i4") for name in ("n_jobs", "n_segments", "segment", "n_groups", "loops", "row")),
     ]
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 from ds4.plugin import CSA
 from ds4_cuda.kernels import pack_arguments
 from ds4_cuda.launches import Launch, Product, Sequence, segments
-from ds4_cuda.work import ceil
+from ds4_cuda.work import TILE, ceil
 
 
 class Reference:
@@ -24,23 +24,31 @@ class Reference:
             yield from self._experts(layer, row)
         for j in logit_slots:
             weights, logits = seq.head_products()
-            yield self._product(weights, row, j)
+            yield from self._product(weights, row, j)
             yield seq.mix_head(j, 1)
-            yield self._product(logits, j, j)
+            yield from self._product(logits, j, j)
 
-    def _product(self, p: Product, x_row: int, y_row: int) -> Launch:
+    def _product(self, p: Product, x_row: int, y_row: int) -> Iterator[Launch]:
+        if self.sequence.on_tensor_cores(p):
+            assert x_row == y_row
+            yield from self.sequence.multiply_row(p, x_row)
+            return
         values = (self.sequence.run_bytes, self.sequence.reference_jobs(p), 0, x_row, y_row)
-        return Launch("product_simple", (p.rows,), 32, 0, pack_arguments("product_simple", *values))
+        yield Launch("product_simple", (p.rows,), 32, 0, pack_arguments("product_simple", *values))
+
+    def _products(self, products: list[Product], row: int) -> Iterator[Launch]:
+        for p in products:
+            yield from self._product(p, row, row)
 
     def _attention(self, layer: int, row: int, pos: int) -> Iterator[Launch]:
         seq = self.sequence
         shape, rec, run = seq.shape, seq.layer_bytes[layer], seq.run_bytes
         with_index = seq.needs_index(layer, pos + 1)
-        yield from (self._product(p, row, row) for p in seq.stream_product(layer, "hc_attn_fn.weight"))
+        yield from self._products(seq.stream_product(layer, "hc_attn_fn.weight"), row)
         yield seq.mix(layer, row, 1, 0)
-        yield from (self._product(p, row, row) for p in seq.input_products(layer))
+        yield from self._products(seq.input_products(layer), row)
         yield from seq.store(layer, row, 1)
-        yield from (self._product(p, row, row) for p in seq.query_products(layer, with_index))
+        yield from self._products(seq.query_products(layer, with_index), row)
         yield seq.finish_queries(layer, row, 1, with_index)
         if with_index:
             blocks = ceil((pos + 1) // CSA, 64)
@@ -48,24 +56,32 @@ class Reference:
             yield seq.select(row, 1)
         arguments = pack_arguments("attend_simple", run, rec, row)
         yield Launch("attend_simple", (shape.n_heads,), 128, 4 * shape.head_dim, arguments)
-        yield from (self._product(p, row, row) for p in seq.group_products(layer))
+        yield from self._products(seq.group_products(layer), row)
         yield from seq.quantize_low(row, 1)
-        yield from (self._product(p, row, row) for p in seq.output_product(layer))
+        yield from self._products(seq.output_product(layer), row)
         yield seq.update(row, 1)
 
     def _experts(self, layer: int, row: int) -> Iterator[Launch]:
         seq = self.sequence
         shape = seq.shape
-        yield from (self._product(p, row, row) for p in seq.stream_product(layer, "hc_ffn_fn.weight"))
+        yield from self._products(seq.stream_product(layer, "hc_ffn_fn.weight"), row)
         yield seq.mix(layer, row, 1, 1)
-        yield from (self._product(p, row, row) for p in seq.router_product(layer))
+        yield from self._products(seq.router_product(layer), row)
         yield seq.route(layer, row, 1)
-        for slot in range(shape.n_experts_used + 1):
-            yield self._expert("gate_up_simple", layer, row, slot, shape.ffn_width, shape.hidden)
+        yield from self._experts_of("gate_up", layer, row, shape.ffn_width, shape.hidden)
         yield from seq.quantize_act(row, 1)
-        for slot in range(shape.n_experts_used + 1):
-            yield self._expert("down_simple", layer, row, slot, shape.hidden, shape.ffn_width)
+        yield from self._experts_of("down", layer, row, shape.hidden, shape.ffn_width)
         yield seq.combine(row, 1)
+
+    def _experts_of(self, kind: str, layer: int, row: int, n_out: int, n_in: int) -> Iterator[Launch]:
+        """The routed experts one by one, then the shared one."""
+        seq = self.sequence
+        for shared in (0, 1):
+            slots = [seq.shape.n_experts_used] if shared else range(seq.shape.n_experts_used)
+            if seq.expert_on_tensor_cores(kind, layer, shared):
+                yield seq.tensor_expert(kind, layer, shared, 1, TILE, row)
+            else:
+                yield from (self._expert(f"{kind}_simple", layer, row, slot, n_out, n_in) for slot in slots)
 
     def _expert(self, name: str, layer: int, row: int, slot: int, n_out: int, n_in: int) -> Launch:
         values: tuple[Any, ...] = (self.sequence.run_bytes, self.sequence.layer_bytes[layer], row, slot)

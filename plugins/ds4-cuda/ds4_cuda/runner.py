@@ -62,7 +62,8 @@ class CudaRunner(Runner):
             int8=not self._options.exact,
             progress=self._options.progress,
         )
-        self._sequence = Sequence(shape, self._memory.run, self._memory.layers)
+        multiprocessors = driver.Device(self.device.index).get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
+        self._sequence = Sequence(shape, self._memory.run, self._memory.layers, multiprocessors)
         self._reference = Reference(self._sequence)
         self._launcher = Launcher(kernels, self._stream, load_bindings())
         self._done = driver.Event()

@@ -5,6 +5,7 @@ Work buffers lie in one allocation, weights in another; the places inside are th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ds4.plugin import CSA, HCA, PAGE_TOKENS, CacheLayout, Limits, MemoryPlan, ModelShape, cache_parts
@@ -40,10 +41,41 @@ def attend_rows(shape: ModelShape, limits: Limits) -> int:
     return max(1, min(limits.max_rows or 1, ATTEND_BYTES // per_row))
 
 
-def max_tiles(shape: ModelShape, n_rows: int) -> int:
-    """Most expert tiles that n_rows can need."""
+def max_tiles(shape: ModelShape, n_rows: int, tile_rows: int = TILE) -> int:
+    """Most expert tiles of tile_rows pairs that n_rows can need."""
     n_pairs = n_rows * shape.n_experts_used
-    return min(n_pairs, min(shape.n_experts, n_pairs) + n_pairs // TILE)
+    return min(n_pairs, min(shape.n_experts, n_pairs) + n_pairs // tile_rows)
+
+
+@dataclass(frozen=True)
+class TileFormat:
+    """A quantised dtype that is repacked into tiles of 16 rows: see repack.cu."""
+
+    kernel: str
+    block_bytes: int  # in the file
+    inputs: int  # of a block
+    codes: int  # bytes of a tile's codes
+    side: int  # bytes of its scales
+
+
+TILED = {
+    "Q8_0": TileFormat("repack_q8_0", 34, 32, 512, 32),
+    "Q2_K": TileFormat("repack_q2_k", 84, 256, 1024, 320),
+    "IQ2_XXS": TileFormat("repack_iq2_xxs", 66, 256, 1024, 32),
+}
+
+
+def tile_count(tensor: Any) -> int:
+    """Tiles of a repacked tensor; its rows are padded to 16."""
+    per_row = tensor.shape[-1] // TILED[tensor.dtype].inputs
+    return ceil(tensor.n_bytes // tensor.row_bytes, 16) * per_row
+
+
+def device_bytes(tensor: Any) -> int:
+    """Bytes of a tensor on the device."""
+    if tensor.dtype not in TILED or len(tensor.shape) < 2:
+        return int(tensor.n_bytes)
+    return tile_count(tensor) * (TILED[tensor.dtype].codes + TILED[tensor.dtype].side)
 
 
 def page_id_room(limits: Limits) -> int:
@@ -67,9 +99,12 @@ def step_ints(limits: Limits) -> dict[str, int]:
     }
 
 
-def quant_floats(n: int) -> int:
-    """4-byte elements of the int8 twin of n floats: codes, a scale per 32, a sum per 16; each part aligned."""
-    return (aligned(n) + aligned(4 * ceil(n, 32)) + aligned(4 * ceil(n, 16))) // 4
+HALVES = ("xn_q", "qr_q")  # twins that F16 matrices read
+
+
+def quant_parts(name: str, n: int) -> tuple[int, int, int, int]:
+    """Bytes of the twin of n floats: codes, a scale per 32, a sum per 16, halves; each part aligned."""
+    return aligned(n), aligned(4 * ceil(n, 32)), aligned(4 * ceil(n, 16)), aligned(2 * n) if name in HALVES else 0
 
 
 def ceil(a: int, b: int) -> int:
@@ -77,13 +112,14 @@ def ceil(a: int, b: int) -> int:
 
 
 def quant_sources(shape: ModelShape, n: int) -> dict[str, int]:
-    """Floats that have an int8 twin, by the twin's name."""
+    """Floats that have a twin, by the twin's name. Rows lie in tiles of 8."""
+    rows = ceil(n, 8) * 8
     return {
-        "xn_q": n * shape.hidden,
-        "qr_q": n * shape.q_lora,
-        "q_q": n * shape.n_heads * shape.head_dim,
-        "low_q": n * shape.o_groups * shape.o_lora,
-        "act_q": n * (shape.n_experts_used + 1) * shape.ffn_width,
+        "xn_q": rows * shape.hidden,
+        "qr_q": rows * shape.q_lora,
+        "q_q": rows * shape.n_heads * shape.head_dim,
+        "low_q": rows * shape.o_groups * shape.o_lora,
+        "act_q": rows * (shape.n_experts_used + 1) * shape.ffn_width,
     }
 
 
@@ -121,7 +157,7 @@ def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, i
         "pairs": n * shape.n_experts_used,
         "tiles": 1 + 3 * max_tiles(shape, n),
         "squares": n * ceil(shape.hidden, 256),
-        **{name: quant_floats(m) * int8 for name, m in quant_sources(shape, n).items()},
+        **{name: sum(quant_parts(name, m)) // 4 * int8 for name, m in quant_sources(shape, n).items()},
     }
 
 
@@ -137,7 +173,7 @@ def make_plan(
 ) -> MemoryPlan:
     work = sum(aligned(4 * n) for n in work_floats(shape, limits, int8=int8).values())
     work += aligned(4 * sum(step_ints(limits).values()))
-    weights = sum(aligned(tensor.n_bytes) for tensor in model.weights.values())
+    weights = sum(aligned(device_bytes(tensor)) for tensor in model.weights.values())
     parts = (
         ("weights", weights),
         *cache_parts(layout, limits),

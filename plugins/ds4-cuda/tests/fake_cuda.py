@@ -51,6 +51,9 @@ class FakeCuda:
             def total_memory(self) -> int:
                 return fake.memory
 
+            def get_attribute(self, which: str) -> int:
+                return {"multiprocessors": 132}[which]
+
             def retain_primary_context(self) -> Context:
                 return Context()
 
@@ -104,7 +107,7 @@ class FakeCuda:
             ) -> None:
                 fake.note("launch")
                 assert len(arguments) == self.size, f"{self.name}: {len(arguments)} bytes of arguments, not {self.size}"
-                assert all(0 < n < 2**31 for n in grid) and block[0] <= 1024 and shared_size <= 48 * 1024, (grid, block)
+                assert all(0 < n < 2**31 for n in grid) and block[0] <= 1024 and shared_size <= 227 * 1024, (grid, block)
                 assert all(n < 65536 for n in grid[1:]), grid
                 fake.calls.append(self.name)
 
@@ -112,6 +115,10 @@ class FakeCuda:
             def get_function(self, name: str) -> Function:
                 return Function(name)
 
+        class DeviceAttribute:
+            MULTIPROCESSOR_COUNT = "multiprocessors"
+
+        self.device_attribute = DeviceAttribute
         self.Device, self.Context, self.Stream, self.Event = Device, Context, Stream, Event
         self._memory, self._module = Memory, Module
 

@@ -1,0 +1,384 @@
+// Matrix products on tensor cores, for engines opened with exact=False, and the order of their sums:
+//
+//     K is cut into at most 8 segments of 256 * ceil(n_in / 2048) inputs (a function of n_in alone);
+//     in a segment the blocks of 32 inputs are taken in ascending order: the integer product of a block is exact, one
+//     fmaf with its scale adds it (F16 weights: two mma_f16 add it; K-quants: the minima of 256 inputs follow by mma_tf32);
+//     segments are added in ascending order.
+//
+// Weights are the wide side (16 rows) and activation rows the narrow side (8) of every product. How many tiles a warp
+// has, how segments are shared among warps and whether activations pass through shared memory changes no sum.
+//
+// Layouts. Activations (Quant): [rows / 8][n / 32][8 rows][32 channels], so that the 8 bytes (16 for halves) of a lane
+// are neighbours of the next lane's. Weights Q8_0, Q2_K and IQ2_XXS: in the order in which lanes take them, see repack.cu.
+#pragma once
+#include "decode.cuh"
+
+enum { M_TILE = 16, COPIES = 32 };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
+enum { GRID_WORDS = 256, SIGN_WORDS = 128 };
+
+#define MAGIC 0x4b400000     // 1.5 * 2^23: an int below 2^22 added to it is a float's mantissa
+#define MAGIC_F 12582912.0f
+
+__device__ __forceinline__ float exact_float(int v) { return __int_as_float(v) - MAGIC_F; }  // of a sum begun at MAGIC
+
+// ---------------------------------------------------------------- activations
+
+// Columns of NT tiles of 8 rows, read from device memory. The lane has column g of codes and columns 2 t, 2 t + 1 of
+// scales. Offsets are in elements.
+template <int NT> struct Direct {
+    Quant x;
+    uint32_t code[NT], scale[NT][2], sum[NT];
+
+    __device__ __forceinline__ void set(int nt, int n, int row_g, int row_0, int row_1) {
+        const uint32_t blocks = n / 32;
+        code[nt] = (row_g / 8 * blocks * 8 + row_g % 8) * 32 + threadIdx.x % 4 * 8;
+        sum[nt] = row_g / 8 * blocks * 16 + row_g % 8;
+        scale[nt][0] = row_0 / 8 * blocks * 8 + row_0 % 8;
+        scale[nt][1] = row_1 / 8 * blocks * 8 + row_1 % 8;
+    }
+    __device__ __forceinline__ uint2 codes(int nt, int block) const { return *(const uint2 *)(x.q + code[nt] + block * 256); }
+    __device__ __forceinline__ uint4 halves(int nt, int block) const { return *(const uint4 *)(x.h + code[nt] + block * 256); }
+    __device__ __forceinline__ float2 scales(int nt, int block) const {
+        return make_float2(x.d[scale[nt][0] + block * 8], x.d[scale[nt][1] + block * 8]);
+    }
+    __device__ __forceinline__ float sums(int nt, int sixteen) const { return x.s[sum[nt] + sixteen * 8]; }
+};
+
+enum { CHUNK = 8 };  // blocks of 32 inputs that are staged at a time
+
+// The same from a chunk in shared memory.
+struct Staged {
+    const uint8_t *q;  // [tiles][CHUNK][8][32 codes or halves]
+    const float *d, *s;  // [tiles][CHUNK][8], [tiles][2 CHUNK][8]
+    int first;  // block of the chunk's beginning
+
+    __device__ __forceinline__ uint2 codes(int nt, int block) const {
+        return *(const uint2 *)(q + (nt * CHUNK + block - first) * 256 + threadIdx.x % 32 * 8);
+    }
+    __device__ __forceinline__ uint4 halves(int nt, int block) const {
+        return *(const uint4 *)(q + (nt * CHUNK + block - first) * 512 + threadIdx.x % 32 * 16);
+    }
+    __device__ __forceinline__ float2 scales(int nt, int block) const {
+        return *(const float2 *)(d + (nt * CHUNK + block - first) * 8 + threadIdx.x % 4 * 2);
+    }
+    __device__ __forceinline__ float sums(int nt, int sixteen) const {
+        return s[(nt * 2 * CHUNK + sixteen - 2 * first) * 8 + threadIdx.x % 32 / 4];
+    }
+};
+
+// ---------------------------------------------------------------- one step of weights
+
+// acc += the product of a block, c begun at MAGIC; w0, w1: scales of rows g and g + 8, x of the columns.
+__device__ __forceinline__ void add_scaled(float *acc, const int *c, float w0, float w1, float2 x) {
+    acc[0] = fmaf(exact_float(c[0]), w0 * x.x, acc[0]);
+    acc[1] = fmaf(exact_float(c[1]), w0 * x.y, acc[1]);
+    acc[2] = fmaf(exact_float(c[2]), w1 * x.x, acc[2]);
+    acc[3] = fmaf(exact_float(c[3]), w1 * x.y, acc[3]);
+}
+
+template <int NT>
+__device__ __forceinline__ void multiply(float (*acc)[4], const uint32_t *a, float w0, float w1, const uint2 *codes, const float2 *scales) {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        int c[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+        const uint32_t b[2] = {codes[nt].x, codes[nt].y};
+        mma_s8(c, a, b);
+        add_scaled(acc[nt], c, w0, w1, scales[nt]);
+    }
+}
+
+template <int NT, class B>
+__device__ __forceinline__ void fetch(const B &b, int block, uint2 *codes, float2 *scales) {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) codes[nt] = b.codes(nt, block), scales[nt] = b.scales(nt, block);
+}
+
+__device__ __forceinline__ float small_float(uint32_t v) { return __uint_as_float(0x4b000000u | v) - 8388608.0f; }
+
+// acc -= dmin * (minima . sums of activations): minima of rows g and g + 8 for k = t and t + 4 of each product.
+template <int NT, int PRODUCTS, class Sum>
+__device__ __forceinline__ void subtract_minima(float (*acc)[4], const uint32_t (*minima)[4], float min0, float min1, Sum sum) {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int p = 0; p < PRODUCTS; p++) {
+            const uint32_t b[2] = {__float_as_uint(sum(nt, p, 0)), __float_as_uint(sum(nt, p, 1))};
+            mma_tf32(c, minima[p], b);
+        }
+        acc[nt][0] = fmaf(-min0, c[0], acc[nt][0]);
+        acc[nt][1] = fmaf(-min0, c[1], acc[nt][1]);
+        acc[nt][2] = fmaf(-min1, c[2], acc[nt][2]);
+        acc[nt][3] = fmaf(-min1, c[3], acc[nt][3]);
+    }
+}
+
+// Raw<DT>: what a lane loads of BLOCKS blocks of a tile of 16 rows. `load` reads it, `step` multiplies it; blocks from
+// `end` on are skipped. `tile` counts tiles of 16 rows from the matrix's beginning.
+template <int DT> struct Raw;
+
+template <> struct Raw<Q8_0> {
+    enum { BLOCKS = 4 };
+    uint4 a[BLOCKS];
+    uint32_t d[BLOCKS];
+
+    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
+        const int n = m.n_in / 32, lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            const long long at = (long long)tile * n + min(block + i, n - 1);
+            a[i] = load_once(m.q + at * 512 + lane * 16);
+            d[i] = __ldg((const uint32_t *)m.d + at * 8 + lane / 4);
+        }
+    }
+    template <int MT, int NT, class B>
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[NT][4], const uint32_t *) {
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            if (block + i >= end) break;
+            uint2 codes[NT];
+            float2 scales[NT];
+            fetch<NT>(b, block + i, codes, scales);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                const uint4 v = raw[mt].a[i];
+                const uint32_t a[4] = {v.x, v.z, v.y, v.w};
+                multiply<NT>(acc[mt], a, half_bits(raw[mt].d[i] & 0xffffu), half_bits(raw[mt].d[i] >> 16), codes, scales);
+            }
+        }
+    }
+};
+
+template <> struct Raw<F16> {
+    enum { BLOCKS = 2 };
+    uint4 a[BLOCKS][2];
+
+    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
+        const int n = m.n_in / 32, lane = threadIdx.x % 32, last = m.n_out - 1;
+        const uint8_t *row0 = m.q + (long long)min(tile * M_TILE + lane / 4, last) * m.row_bytes + lane % 4 * 16;
+        const uint8_t *row1 = m.q + (long long)min(tile * M_TILE + lane / 4 + 8, last) * m.row_bytes + lane % 4 * 16;
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            const int at = min(block + i, n - 1) * 64;
+            a[i][0] = load_once(row0 + at), a[i][1] = load_once(row1 + at);
+        }
+    }
+    template <int MT, int NT, class B>
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[NT][4], const uint32_t *) {
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            if (block + i >= end) break;
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) {
+                const uint4 x = b.halves(nt, block + i);
+                const uint32_t low[2] = {x.x, x.y}, high[2] = {x.z, x.w};
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++) {
+                    const uint4 u = raw[mt].a[i][0], v = raw[mt].a[i][1];
+                    const uint32_t first[4] = {u.x, v.x, u.y, v.y}, second[4] = {u.z, v.z, u.w, v.w};
+                    mma_f16(acc[mt][nt], first, low);
+                    mma_f16(acc[mt][nt], second, high);
+                }
+            }
+        }
+    }
+};
+
+template <> struct Raw<IQ2_XXS> {
+    enum { BLOCKS = 8 };
+    uint4 r[2];  // rows g and g + 8: 16 bits for each block of 32: index, 7 signs, one bit of the block's scale
+    uint32_t d;
+
+    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
+        const long long at = (long long)tile * (m.n_in / 256) + block / 8;
+        const int lane = threadIdx.x % 32;
+        r[0] = load_once(m.q + at * 1024 + lane * 16);
+        r[1] = load_once(m.q + at * 1024 + 512 + lane * 16);
+        d = __ldg((const uint32_t *)m.d + at * 8 + lane / 4);
+    }
+    // The scales of all blocks of a row, 4 bits each: block i at nibble i % 2 * 4 + i / 2. Lane t has bit t of each.
+    static __device__ __forceinline__ uint32_t gather(const uint4 &v) {
+        const uint32_t own = (v.x >> 15 & 0x00010001u) | (v.y >> 11 & 0x00100010u) | (v.z >> 7 & 0x01000100u) | (v.w >> 3 & 0x10001000u);
+        uint32_t all = own << threadIdx.x % 4;
+        all |= __shfl_xor_sync(FULL, all, 1);
+        return all | __shfl_xor_sync(FULL, all, 2);
+    }
+    // Eight weights from 16 bits: selectors of magnitudes and of signs, xored; a byte permutation picks from 6 values.
+    static __device__ __forceinline__ void decode(uint32_t word, bool high, const uint32_t *tables, uint32_t *lo, uint32_t *hi) {
+        const uint32_t index = high ? word >> 16 & 255 : word & 255, sign = high ? word >> 24 & 127 : word >> 8 & 127;
+        const uint32_t at = tables[index * COPIES + threadIdx.x % COPIES] ^
+                            tables[(GRID_WORDS + sign) * COPIES + threadIdx.x % COPIES];
+        *lo = __byte_perm(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
+        *hi = __byte_perm(0x002b1908u, 0x00d5e7f8u, at >> 16);
+    }
+    static __device__ __forceinline__ float scale(uint32_t all, int i, float d) {  // d * (0.5 + s) / 4, exactly
+        const int at = i % 2 * 4 + i / 2;
+        const uint32_t s = at < 5 ? all << (19 - 4 * min(at, 4)) : all >> (4 * at - 19);
+        return fmaf(__uint_as_float(0x3f800000u | (s & 0x00780000u)), 4.0f * d, -3.875f * d);
+    }
+    template <int MT, int NT, class B>
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[NT][4], const uint32_t *tables) {
+        uint32_t all[MT][2];
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) all[mt][0] = gather(raw[mt].r[0]), all[mt][1] = gather(raw[mt].r[1]);
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            uint2 codes[NT];
+            float2 scales[NT];
+            fetch<NT>(b, block + i, codes, scales);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                const uint4 u = raw[mt].r[0], v = raw[mt].r[1];
+                const uint32_t w0 = i / 2 == 0 ? u.x : i / 2 == 1 ? u.y : i / 2 == 2 ? u.z : u.w;
+                const uint32_t w1 = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
+                uint32_t a[4];
+                decode(w0, i % 2, tables, &a[0], &a[2]);
+                decode(w1, i % 2, tables, &a[1], &a[3]);
+                const float d0 = half_bits(raw[mt].d & 0xffffu), d1 = half_bits(raw[mt].d >> 16);
+                multiply<NT>(acc[mt], a, scale(all[mt][0], i, d0), scale(all[mt][1], i, d1), codes, scales);
+            }
+        }
+    }
+};
+
+template <> struct Raw<Q2_K> {
+    enum { BLOCKS = 8 };
+    uint4 r[2], s;  // codes of rows g and g + 8; bytes of scale and minimum of sub-blocks t / 2, t / 2 + 2, ...
+    uint2 d;
+
+    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
+        const long long at = (long long)tile * (m.n_in / 256) + block / 8;
+        const int lane = threadIdx.x % 32;
+        r[0] = load_once(m.q + at * 1024 + lane * 16);
+        r[1] = load_once(m.q + at * 1024 + 512 + lane * 16);
+        s = __ldg((const uint4 *)(m.d + at * 320) + lane / 2);
+        d = __ldg((const uint2 *)(m.d + at * 320 + 256) + lane / 4);
+    }
+    // Four codes times their scale of 4 bits: at most 45, so no byte carries into the next.
+    static __device__ __forceinline__ uint32_t scaled(uint32_t codes, int shift, uint32_t scale) { return (codes >> shift & 0x03030303u) * scale; }
+    template <int MT, int NT, class B>
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[NT][4], const uint32_t *) {
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            uint2 codes[NT];
+            float2 scales[NT];
+            fetch<NT>(b, block + i, codes, scales);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                const uint4 u = raw[mt].r[0], v = raw[mt].r[1], s = raw[mt].s;
+                const uint32_t s0 = (i < 4 ? s.x : s.y) >> i % 4 * 8 & 15, s1 = (i < 4 ? s.z : s.w) >> i % 4 * 8 & 15;
+                const int shift = i % 4 * 2;
+                const uint32_t a[4] = {scaled(i < 4 ? u.x : u.z, shift, s0), scaled(i < 4 ? v.x : v.z, shift, s1),
+                                       scaled(i < 4 ? u.y : u.w, shift, s0), scaled(i < 4 ? v.y : v.w, shift, s1)};
+                multiply<NT>(acc[mt], a, half_bits(raw[mt].d.x & 0xffffu), half_bits(raw[mt].d.y & 0xffffu), codes, scales);
+            }
+        }
+        // Lane t brings the minima of the sub-blocks 2 j + t / 2, j = 4 (t % 2) .. + 3; which k they stand at is free.
+        const int odd = threadIdx.x % 2, half = threadIdx.x % 4 / 2;
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) {
+            const uint32_t low = odd ? raw[mt].s.y : raw[mt].s.x, high = odd ? raw[mt].s.w : raw[mt].s.z;
+            uint32_t minima[2][4];
+#pragma unroll
+            for (int p = 0; p < 2; p++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    minima[p][2 * j] = __float_as_uint(small_float(low >> (16 * p + 8 * j + 4) & 15));
+                    minima[p][2 * j + 1] = __float_as_uint(small_float(high >> (16 * p + 8 * j + 4) & 15));
+                }
+            subtract_minima<NT, 2>(acc[mt], minima, half_bits(raw[mt].d.x >> 16), half_bits(raw[mt].d.y >> 16),
+                                   [&](int nt, int p, int j) { return b.sums(nt, 2 * block + 2 * (4 * odd + 2 * p + j) + half); });
+        }
+    }
+};
+
+template <> struct Raw<Q4_K> {
+    enum { BLOCKS = 8 };
+    uint4 head[2];  // d and dmin, 12 bytes of scales
+    uint2 q[2][4];
+
+    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
+        const int lane = threadIdx.x % 32, last = m.n_out - 1;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint8_t *p = m.q + (long long)row_of(m, tile * M_TILE + lane / 4 + 8 * h, last) * m.row_bytes + block / 8 * 144;
+            head[h] = __ldg((const uint4 *)p);
+#pragma unroll
+            for (int i = 0; i < 4; i++) q[h][i] = __ldg((const uint2 *)(p + 16 + 32 * i) + lane % 4);
+        }
+    }
+    // Stacked experts have more rows than n_out; their number is a multiple of 16 then, so only a plain matrix is clamped.
+    static __device__ __forceinline__ int row_of(const Mat &m, int row, int last) { return m.n_out % M_TILE ? min(row, last) : row; }
+    static __device__ __forceinline__ uint32_t six(uint32_t low, uint32_t top, bool upper, uint32_t nibbles) {  // four of the 6-bit values
+        return upper ? (nibbles & 0x0f0f0f0fu) | (top >> 2 & 0x30303030u) : low & 0x3f3f3f3fu;
+    }
+    template <int MT, int NT, class B>
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[NT][4], const uint32_t *) {
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            uint2 codes[NT];
+            float2 scales[NT];
+            fetch<NT>(b, block + i, codes, scales);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                const uint4 h0 = raw[mt].head[0], h1 = raw[mt].head[1];
+                const uint2 u = raw[mt].q[0][i / 2], v = raw[mt].q[1][i / 2];
+                const int shift = i % 2 * 4, byte = i % 4 * 8;
+                const uint32_t a[4] = {u.x >> shift & 0x0f0f0f0fu, v.x >> shift & 0x0f0f0f0fu, u.y >> shift & 0x0f0f0f0fu,
+                                       v.y >> shift & 0x0f0f0f0fu};
+                const float s0 = small_float(six(h0.y, h0.y, i >= 4, h0.w) >> byte & 63);
+                const float s1 = small_float(six(h1.y, h1.y, i >= 4, h1.w) >> byte & 63);
+                multiply<NT>(acc[mt], a, half_bits(h0.x & 0xffffu) * s0, half_bits(h1.x & 0xffffu) * s1, codes, scales);
+            }
+        }
+        const int byte = threadIdx.x % 4 * 8;
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) {
+            const uint4 h0 = raw[mt].head[0], h1 = raw[mt].head[1];
+            const uint32_t minima[1][4] = {{__float_as_uint(small_float(six(h0.z, h0.z, false, 0) >> byte & 63)),
+                                            __float_as_uint(small_float(six(h1.z, h1.z, false, 0) >> byte & 63)),
+                                            __float_as_uint(small_float(six(h0.z, h0.z, true, h0.w >> 4) >> byte & 63)),
+                                            __float_as_uint(small_float(six(h1.z, h1.z, true, h1.w >> 4) >> byte & 63))}};
+            subtract_minima<NT, 1>(acc[mt], minima, half_bits(h0.x >> 16), half_bits(h1.x >> 16), [&](int nt, int, int j) {
+                const int at = 2 * block + 2 * (threadIdx.x % 4 + 4 * j);
+                return __uint_as_float(to_tf32(b.sums(nt, at) + b.sums(nt, at + 1)));
+            });
+        }
+    }
+};
+
+// ---------------------------------------------------------------- segments
+
+struct Cut {  // of K
+    int segments, blocks;  // their number; blocks of 32 per segment
+};
+
+// Segments s0 .. s1 - 1 of MT tiles; done(s, acc) gets each segment's sums.
+template <int DT, int MT, int NT, class B, class Done>
+__device__ __forceinline__ void walk(const Mat *const *m, const int *tile, const Cut &cut, int s0, int s1, const B &b, const uint32_t *tables, Done done) {
+    const int n = m[0]->n_in / 32, end = min(s1 * cut.blocks, n);
+    int block = s0 * cut.blocks;
+    if (block >= end) return;
+    Raw<DT> now[MT], next[MT];
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) now[mt].load(*m[mt], tile[mt], block);
+    for (int s = s0; s < s1; s++) {
+        float acc[MT][NT][4] = {};
+        const int stop = min((s + 1) * cut.blocks, n);
+        for (; block < stop; block += Raw<DT>::BLOCKS) {
+            if (block + Raw<DT>::BLOCKS < end)
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++) next[mt].load(*m[mt], tile[mt], block + Raw<DT>::BLOCKS);
+            Raw<DT>::template step<MT, NT>(now, block, stop, b, acc, tables);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) now[mt] = next[mt];
+        }
+        done(s, acc);
+    }
+}
+
+// The tables of IQ2_XXS: selectors of magnitudes, then of signs; COPIES of each word side by side.
+__device__ __forceinline__ void load_tables(const uint32_t *from, uint32_t *to) {
+    for (int i = threadIdx.x; i < (GRID_WORDS + SIGN_WORDS) * COPIES; i += blockDim.x) to[i] = __ldg(from + i / COPIES);
+    __syncthreads();
+}

@@ -1,0 +1,53 @@
+"""How tensor-core products are cut among warps and blocks: sizes of launches, no launch. Mirrors tensor.cuh.
+
+The cut of K is a function of the matrix; how many warps share its segments and how many rows a block takes depends on
+the step and changes no sum.
+"""
+
+from __future__ import annotations
+
+from ds4_cuda.work import ceil
+
+M_TILE = 16  # weight rows of a product
+PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
+TABLES = {"IQ2_XXS": 384 * 32 * 4}  # bytes of look-up tables in shared memory, by dtype
+DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
+DIRECT_EXPERT_ROWS = 256
+WIDE = 64  # rows of a block that stages them
+ENOUGH_WARPS = 2000  # that load weights at the same time
+
+
+def cut(n_in: int) -> tuple[int, int]:
+    """(segments of K, inputs per segment)."""
+    segment = 256 * ceil(n_in, 2048)
+    return ceil(n_in, segment), segment
+
+
+def tiles_at_once(n_rows: int, most_direct: int = DIRECT_ROWS) -> int:
+    """Tiles of 8 rows that a block works on: 8 of them are staged."""
+    if n_rows > most_direct:
+        return 8
+    return 1 if n_rows <= 8 else 2 if n_rows <= 16 else 4
+
+
+def share(n_tasks: int, n_segments: int, *, enough: int = ENOUGH_WARPS) -> tuple[int, int]:
+    """(tiles of outputs per block, warps that share the segments of a tile); n_tasks: pairs of output and row tiles."""
+    found = (8, 1)
+    for n_warps in (2, 4, 8):
+        if n_tasks * found[1] >= enough or n_warps > n_segments:
+            break
+        if 8 // n_warps * n_segments <= 16:  # else the partial sums take too much shared memory
+            found = (8 // n_warps, n_warps)
+    return found
+
+
+def direct_shared(dtype: str, tiles: int, groups: int, n_warps: int, n_segments: int, mats: int = 1) -> int:
+    """Bytes of shared memory of a block that does not stage."""
+    sums = groups * n_segments * tiles * PARTIAL * mats if n_warps > 1 else 0
+    return TABLES.get(dtype, 0) + sums
+
+
+def wide_shared(dtype: str, *, halves: bool = False) -> int:
+    """Bytes of shared memory of a block that stages WIDE rows of 256 inputs, twice."""
+    stage = WIDE * 256 + WIDE * 8 * 4 * (3 if dtype in ("Q2_K", "Q4_K") else 1)
+    return TABLES.get(dtype, 0) + 2 * max(stage, WIDE * 512 if halves else 0)
