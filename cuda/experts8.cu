@@ -34,51 +34,49 @@ struct Down {
     static __device__ __forceinline__ int input_row(const Run &, const Tile &t, int i) { return pair_at(t, i); }
 };
 
-// One tile of pairs with n_groups tiles of outputs from `block` on.
+// One tile of pairs with n_groups tiles of outputs from `block` on. `room`: a ring for each warp, then the partial sums.
 template <int DT, int NT, class Kind>
-__device__ __forceinline__ void direct(const Run &run, const Layer &layer, const Work &w, const Tile &t, int block, const uint32_t *tables, float *part) {
-    enum { MT = Kind::MATS, V = 8 * NT * OUT };
+__device__ __forceinline__ void direct(const Run &run, const Layer &layer, const Work &w, const Tile &t, int block, const uint32_t *tables, uint8_t *room) {
+    enum { MT = Kind::MATS, TILES = tiles_of(NT), ROWS = 8 * TILES, V = ROWS * OUT };
     const int warp = threadIdx.x / 32, wk = warp % w.n_warps, wm = warp / w.n_warps, tile = block * w.n_groups + wm;
     const int g = threadIdx.x % 32 / 4, lane_t = threadIdx.x % 4;
     const Mat *const mats[2] = {Kind::mat(layer, t.shared, 0), Kind::mat(layer, t.shared, 1)};
     const Cut cut = {w.n_segments, w.segment / 32};
     const int n_out = mats[0]->n_out;
-    float total[MT][NT][4];
-    if (tile * M_TILE < n_out && wm < w.n_groups) {
-        Direct<NT> b;
-        b.x = Kind::input(run);
+    const bool busy = tile * M_TILE < n_out && wm < w.n_groups;
+    const int s0 = busy ? wk * cut.segments / w.n_warps : 0, s1 = busy ? (wk + 1) * cut.segments / w.n_warps : 0;
+    Walk<DT, MT> walk(mats, t.expert * (n_out / M_TILE) + tile, cut, s0, s1, room + warp * Walk<DT, MT>::RING);
+    float *part = (float *)(room + 8 * Walk<DT, MT>::RING);
+    float total[MT][TILES][4];
+    Direct<NT> b;
+    b.set(Kind::input(run), mats[0]->n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
+    walk.template run<NT>(b, tables, [&](int s, const float (*acc)[TILES][4]) {
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            const int at = nt * 8 + 2 * lane_t;
-            b.set(nt, mats[0]->n_in, Kind::input_row(run, t, min(nt * 8 + g, t.n - 1)), Kind::input_row(run, t, min(at, t.n - 1)),
-                  Kind::input_row(run, t, min(at + 1, t.n - 1)));
-        }
-        const int first = t.expert * (n_out / M_TILE) + tile, tiles[2] = {first, first};
-        walk<DT, MT, NT>(mats, tiles, cut, wk * cut.segments / w.n_warps, (wk + 1) * cut.segments / w.n_warps, b, tables,
-                         [&](int s, const float (*acc)[NT][4]) {
+        for (int mt = 0; mt < MT; mt++)
 #pragma unroll
-            for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        if (w.n_warps == 1) total[mt][nt][c] = s ? total[mt][nt][c] + acc[mt][nt][c] : acc[mt][nt][c];
-                        else part[((wm * cut.segments + s) * MT + mt) * V + (nt * 8 + 2 * lane_t + c % 2) * OUT + g + c / 2 * 8] = acc[mt][nt][c];
-                    }
-        });
-        if (w.n_warps == 1)
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
+            for (int nt = 0; nt < TILES; nt++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
-                    const int i = nt * 8 + 2 * lane_t + c % 2;
-                    if (i < t.n) Kind::store(run, layer, pair_at(t, i), tile * M_TILE + g + c / 2 * 8, total[0][nt][c], total[MT - 1][nt][c]);
+                    if (!used(NT, c)) continue;
+                    if (w.n_warps == 1) total[mt][nt][c] = s ? total[mt][nt][c] + acc[mt][nt][c] : acc[mt][nt][c];
+                    else part[((wm * cut.segments + s) * MT + mt) * V + column_row(NT, nt, 2 * lane_t + c % 2) * OUT + g + c / 2 * 8] = acc[mt][nt][c];
                 }
+    });
+    if (w.n_warps == 1) {
+        if (busy)
+#pragma unroll
+            for (int nt = 0; nt < TILES; nt++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    const int i = column_row(NT, nt, 2 * lane_t + c % 2);
+                    if (used(NT, c) && i < t.n)
+                        Kind::store(run, layer, pair_at(t, i), tile * M_TILE + g + c / 2 * 8, total[0][nt][c], total[MT - 1][nt][c]);
+                }
+        return;
     }
-    if (w.n_warps == 1) return;
     __syncthreads();
-    for (int i = threadIdx.x; i < w.n_groups * NT * 8 * M_TILE; i += blockDim.x) {
-        const int out = i % M_TILE, row = i / M_TILE % (NT * 8), set = i / M_TILE / (NT * 8), at = (block * w.n_groups + set) * M_TILE + out;
+    for (int i = threadIdx.x; i < w.n_groups * ROWS * M_TILE; i += blockDim.x) {
+        const int out = i % M_TILE, row = i / M_TILE % ROWS, set = i / M_TILE / ROWS, at = (block * w.n_groups + set) * M_TILE + out;
         if (at >= n_out || row >= t.n) continue;
         const float *p = part + set * cut.segments * MT * V + row * OUT + out;
         float a = p[0], b = p[(MT - 1) * V];
@@ -89,18 +87,18 @@ __device__ __forceinline__ void direct(const Run &run, const Layer &layer, const
 }
 
 // Blocks of 256 threads take (tile, block of outputs) tasks in turn: n_groups tiles of outputs times n_warps warps that share
-// their segments. Shared: the tables of IQ2_XXS, then the partial sums.
+// their segments. Shared: the tables of IQ2_XXS, rings, partial sums.
 template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tasks(const Run &run, const Layer &layer, const Work &w) {
-    extern __shared__ __align__(16) float part[];
-    uint32_t *tables = (uint32_t *)part;
+    extern __shared__ __align__(16) float dynamic[];
+    uint32_t *tables = (uint32_t *)dynamic;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
-    float *sums = part + table_floats<DT>();
+    uint8_t *room = (uint8_t *)(dynamic + table_floats<DT>());
     follow();
     const int n_out = Kind::mat(layer, w.shared, 0)->n_out, blocks = (n_out / M_TILE + w.n_groups - 1) / w.n_groups;
     const int n_tasks = tile_count(run, w.shared, w.tile_rows, w.row) * blocks;
     for (int task = blockIdx.x; task < n_tasks; task += gridDim.x) {
         const Tile t = tile_of(run, w.shared, w.tile_rows, w.row, task / blocks);
-        direct<DT, NT, Kind>(run, layer, w, t, task % blocks, tables, sums);
+        direct<DT, NT, Kind>(run, layer, w, t, task % blocks, tables, room);
     }
 }
 
@@ -155,7 +153,7 @@ template <int DT, class Kind, int> __device__ __forceinline__ void wide_tile(con
     else wide<DT, 8, Kind>(run, layer, w, t, at, tables, room);
 }
 
-// tile_rows: pairs per tile, at most 8 NT; row: -1, or the only row; n_groups tiles of outputs at a time, n_warps for each.
+// tile_rows: pairs per tile, at most 8 NT (4 when NT = 0); row: -1, or the only row; n_groups tiles of outputs at a time, n_warps for each.
 #define EXPERT8(KERNEL, NT, NAME, KIND, BODY, BLOCKS)                                                                             \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                 \
         KERNEL##_##NT##_##NAME(const Run run, const Layer layer, int shared, int tile_rows, int row, int n_segments, int segment, \
@@ -164,11 +162,13 @@ template <int DT, class Kind, int> __device__ __forceinline__ void wide_tile(con
         BODY<NAME, KIND, NT>(run, layer, work);                                                                               \
     }
 #define EXPERTS8(NAME)                                  \
+    EXPERT8(gate_up8, 0, NAME, GateUp, direct_tasks, 2) \
+    EXPERT8(down8, 0, NAME, Down, direct_tasks, 2)      \
     EXPERT8(gate_up8, 1, NAME, GateUp, direct_tasks, 2) \
     EXPERT8(gate_up8, 2, NAME, GateUp, direct_tasks, 2) \
     EXPERT8(gate_up8, 4, NAME, GateUp, direct_tasks, 1) \
     EXPERT8(gate_up8, 8, NAME, GateUp, wide_tile, 1)    \
-    EXPERT8(down8, 1, NAME, Down, direct_tasks, 3)      \
+    EXPERT8(down8, 1, NAME, Down, direct_tasks, 2)      \
     EXPERT8(down8, 2, NAME, Down, direct_tasks, 2)      \
     EXPERT8(down8, 4, NAME, Down, direct_tasks, 2)      \
     EXPERT8(down8, 8, NAME, Down, wide_tile, 1)

@@ -15,34 +15,37 @@ template <int NT> __device__ __forceinline__ void store_tile(const Job &job, int
         }
 }
 
+// `room`: a ring for each warp, then the partial sums.
 template <int DT, int NT>
-__device__ __forceinline__ void direct(const Job &job, const Jobs &jobs, int first_row, int n, int block, const uint32_t *tables, float *part) {
+__device__ __forceinline__ void direct(const Job &job, const Jobs &jobs, int block, const uint32_t *tables, uint8_t *room) {
     enum { V = 8 * NT * OUT };
     const int warp = threadIdx.x / 32, wk = warp % jobs.loops, wm = warp / jobs.loops, tile = block * jobs.n_groups + wm;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Cut cut = {jobs.n_segments, jobs.segment / 32};
+    const bool busy = tile * M_TILE < job.n_out && wm < jobs.n_groups;
+    const Mat *const mats[1] = {&job.mat};
+    const int s0 = busy ? wk * cut.segments / jobs.loops : 0, s1 = busy ? (wk + 1) * cut.segments / jobs.loops : 0;
+    Walk<DT, 1> walk(mats, job.first_row / M_TILE + tile, cut, s0, s1, room + warp * Walk<DT, 1>::RING);
+    float *part = (float *)(room + 8 * Walk<DT, 1>::RING);
+    follow();
+    const int first = jobs.count ? blockIdx.x * 8 * NT : jobs.row, n = jobs.count ? min(*jobs.count - first, 8 * NT) : 1;
+    if (n <= 0) return;
     float total[NT][4];
-    if (tile * M_TILE < job.n_out && wm < jobs.n_groups) {
-        Direct<NT> b;
-        b.x = job.xq;
+    Direct<NT> b;
+    b.set(job.xq, job.x_stride, n, [&](int i) { return first + i; });
+    walk.template run<NT>(b, tables, [&](int s, const float (*acc)[NT][4]) {
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
-            b.set(nt, job.x_stride, first_row + min(nt * 8 + g, n - 1), first_row + min(nt * 8 + 2 * t, n - 1), first_row + min(nt * 8 + 2 * t + 1, n - 1));
-        const Mat *const mats[1] = {&job.mat};
-        const int tiles[1] = {job.first_row / M_TILE + tile};
-        walk<DT, 1, NT>(mats, tiles, cut, wk * cut.segments / jobs.loops, (wk + 1) * cut.segments / jobs.loops, b, tables,
-                        [&](int s, const float (*acc)[NT][4]) {
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    if (jobs.loops == 1) total[nt][c] = s ? total[nt][c] + acc[0][nt][c] : acc[0][nt][c];
-                    else part[(wm * cut.segments + s) * V + (nt * 8 + 2 * t + c % 2) * OUT + g + c / 2 * 8] = acc[0][nt][c];
-                }
-        });
-        if (jobs.loops == 1) store_tile<NT>(job, tile, first_row, n, total);
+            for (int c = 0; c < 4; c++) {
+                if (jobs.loops == 1) total[nt][c] = s ? total[nt][c] + acc[0][nt][c] : acc[0][nt][c];
+                else part[(wm * cut.segments + s) * V + (nt * 8 + 2 * t + c % 2) * OUT + g + c / 2 * 8] = acc[0][nt][c];
+            }
+    });
+    if (jobs.loops == 1) {
+        if (busy) store_tile<NT>(job, tile, first, n, total);
+        return;
     }
-    if (jobs.loops == 1) return;
     __syncthreads();
     for (int i = threadIdx.x; i < jobs.n_groups * NT * 8 * M_TILE; i += blockDim.x) {
         const int out = i % M_TILE, row = i / M_TILE % (NT * 8), set = i / M_TILE / (NT * 8), at = (block * jobs.n_groups + set) * M_TILE + out;
@@ -50,7 +53,7 @@ __device__ __forceinline__ void direct(const Job &job, const Jobs &jobs, int fir
         const float *p = part + set * cut.segments * V + row * OUT + out;
         float sum = p[0];
         for (int s = 1; s < cut.segments; s++) sum += p[s * V];
-        job.y[(long long)(first_row + row) * job.y_stride + at] = sum;
+        job.y[(long long)(first + row) * job.y_stride + at] = sum;
     }
 }
 
@@ -62,20 +65,15 @@ __device__ __forceinline__ const Job &job_of(const Jobs &jobs, int *block) {
 }
 
 // grid (tiles of 8 NT rows, blocks of n_groups * 16 outputs), block 256: n_groups tiles times `loops` warps that share the
-// segments of a tile. Shared: the tables of IQ2_XXS, then the partial sums. Jobs of Q8_0 and F16 go together.
+// segments of a tile. Shared: the tables of IQ2_XXS, rings, partial sums. Jobs of Q8_0 and F16 go together.
 template <int DT, int NT> __device__ __forceinline__ void product8(const Run &run, const Jobs &jobs) {
-    extern __shared__ __align__(16) float part[];
-    uint32_t *tables = (uint32_t *)part;
+    extern __shared__ __align__(16) uint8_t room[];
+    uint32_t *tables = (uint32_t *)room;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
-    float *sums = part + (DT == IQ2_XXS ? (GRID_WORDS + SIGN_WORDS) * COPIES : 0);
-    follow();
-    const int first = jobs.count ? blockIdx.x * 8 * NT : jobs.row;
-    const int n = jobs.count ? min(*jobs.count - first, 8 * NT) : 1;
-    if (n <= 0) return;
     int block = blockIdx.y;
     const Job &job = job_of(jobs, &block);
-    if (DT == Q8_0 && job.mat.dtype == F16) direct<F16, NT>(job, jobs, first, n, block, tables, sums);
-    else direct<DT, NT>(job, jobs, first, n, block, tables, sums);
+    if (DT == Q8_0 && job.mat.dtype == F16) direct<F16, NT>(job, jobs, block, tables, room);
+    else direct<DT, NT>(job, jobs, block, tables, room + (DT == IQ2_XXS ? (GRID_WORDS + SIGN_WORDS) * COPIES * 4 : 0));
 }
 
 // grid (tiles of 64 rows, blocks of 128 outputs), block 256. Shared: the tables of IQ2_XXS, then two stages.
@@ -109,7 +107,7 @@ template <int DT> __device__ __forceinline__ void product8w(const Run &run, cons
         product8<NAME, NT>(run, jobs);                                                                                       \
     }
 #define PRODUCT8(NAME)                                                                                      \
-    DIRECT8(NAME, 1, 3)                                                                                     \
+    DIRECT8(NAME, 1, 2)                                                                                     \
     DIRECT8(NAME, 2, 2)                                                                                     \
     DIRECT8(NAME, 4, 2)                                                                                     \
     extern "C" __global__ void __launch_bounds__(256, 1) product8_8_##NAME(const Run run, const Jobs jobs) { \

@@ -14,10 +14,11 @@
 #include "sim_ptx.h"
 #else
 
-__device__ __forceinline__ void mma_s8(int *c, const uint32_t *a, const uint32_t *b) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+// d = A B + c, where all elements of C are the same.
+__device__ __forceinline__ void mma_s8(int *d, const uint32_t *a, const uint32_t *b, int c) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c));
 }
 
 __device__ __forceinline__ void mma_f16(float *c, const uint32_t *a, const uint32_t *b) {
@@ -39,6 +40,21 @@ __device__ __forceinline__ uint32_t to_tf32(float v) {
     return bits;
 }
 
+// Four bytes out of the eight of low and high; the low four nibbles of `which`, each below 8, say which. __byte_perm would
+// mask the nibbles first.
+__device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which) {
+    uint32_t v;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(low), "r"(high), "r"(which));
+    return v;
+}
+
+// (v & mask) | bits in one instruction, with a constant for either (the compiler makes two of it).
+__device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t bits) {
+    uint32_t r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(v), "r"(mask), "r"(bits));
+    return r;
+}
+
 // Data that is read once: through the read-only path, not kept in L1.
 __device__ __forceinline__ uint4 load_once(const void *p) {
     uint4 v;
@@ -48,9 +64,12 @@ __device__ __forceinline__ uint4 load_once(const void *p) {
 
 __device__ __forceinline__ void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// 16 (or 4) bytes from device memory to shared memory, both aligned; complete after copy_wait.
+// 16 (or 8 or 4) bytes from device memory to shared memory, both aligned; complete after copy_wait.
 __device__ __forceinline__ void copy_async(void *shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void copy_async8(void *shared, const void *global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async4(void *shared, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");

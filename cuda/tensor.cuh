@@ -23,25 +23,56 @@ __device__ __forceinline__ float exact_float(int v) { return __int_as_float(v) -
 
 // ---------------------------------------------------------------- activations
 
-// Columns of NT tiles of 8 rows, read from device memory. The lane has column g of codes and columns 2 t, 2 t + 1 of
-// scales. Offsets are in elements.
-template <int NT> struct Direct {
-    Quant x;
-    uint32_t code[NT], scale[NT][2], sum[NT];
+// NT tiles of 8 rows; NT = 0 is a tile of at most 4 rows, in columns 0, 2, 4, 6, which halves the work behind a product.
+__host__ __device__ constexpr int tiles_of(int nt) { return nt ? nt : 1; }
+__host__ __device__ constexpr bool used(int nt, int c) { return nt || c % 2 == 0; }  // element c of a fragment of C
+__device__ __forceinline__ int column_row(int nt, int tile, int column) { return nt ? tile * 8 + column : column / 2; }
 
-    __device__ __forceinline__ void set(int nt, int n, int row_g, int row_0, int row_1) {
+// Rows read from device memory. The lane has column g of codes and columns 2 t, 2 t + 1 of scales. Offsets in elements.
+template <int NT> struct Direct {
+    enum { TILES = tiles_of(NT) };
+    Quant x;
+    uint32_t code[TILES], scale[TILES][2], sum[TILES];
+
+    // n channels to a row; row(i): where the i-th row lies, n_rows of them.
+    template <typename Row> __device__ __forceinline__ void set(const Quant &from, int n, int n_rows, Row row) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         const uint32_t blocks = n / 32;
-        code[nt] = (row_g / 8 * blocks * 8 + row_g % 8) * 32 + threadIdx.x % 4 * 8;
-        sum[nt] = row_g / 8 * blocks * 16 + row_g % 8;
-        scale[nt][0] = row_0 / 8 * blocks * 8 + row_0 % 8;
-        scale[nt][1] = row_1 / 8 * blocks * 8 + row_1 % 8;
+        x = from;
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            const int r = row(min(column_row(NT, i, g), n_rows - 1));
+            code[i] = (r / 8 * blocks * 8 + r % 8) * 32 + t * 8;
+            sum[i] = r / 8 * blocks * 16 + r % 8;
+            for (int c = 0; c < 2; c++) {
+                const int r2 = row(min(column_row(NT, i, 2 * t + c), n_rows - 1));
+                scale[i][c] = r2 / 8 * blocks * 8 + r2 % 8;
+            }
+        }
     }
-    __device__ __forceinline__ uint2 codes(int nt, int block) const { return *(const uint2 *)(x.q + code[nt] + block * 256); }
-    __device__ __forceinline__ uint4 halves(int nt, int block) const { return *(const uint4 *)(x.h + code[nt] + block * 256); }
-    __device__ __forceinline__ float2 scales(int nt, int block) const {
-        return make_float2(x.d[scale[nt][0] + block * 8], x.d[scale[nt][1] + block * 8]);
+
+    struct At {  // pointers at a block, so that the blocks of a step are constant offsets from them
+        const int8_t *q[TILES];
+        const uint16_t *h[TILES];
+        const float *d[TILES][2], *s[TILES];
+        __device__ __forceinline__ uint2 codes(int i, int block) const { return *(const uint2 *)(q[i] + block * 256); }
+        __device__ __forceinline__ uint4 halves(int i, int block) const { return *(const uint4 *)(h[i] + block * 256); }
+        __device__ __forceinline__ float2 scales(int i, int block) const {
+            return make_float2(d[i][0][block * 8], NT ? d[i][1][block * 8] : 0.0f);
+        }
+        __device__ __forceinline__ float sums(int i, int sixteen) const { return s[i][sixteen * 8]; }
+    };
+    __device__ __forceinline__ At at(int block) const {
+        At a;
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            a.q[i] = x.q + code[i] + (long long)block * 256;
+            a.h[i] = x.h + code[i] + (long long)block * 256;
+            a.s[i] = x.s + sum[i] + (long long)block * 16;
+            for (int c = 0; c < 2; c++) a.d[i][c] = x.d + scale[i][c] + (long long)block * 8;
+        }
+        return a;
     }
-    __device__ __forceinline__ float sums(int nt, int sixteen) const { return x.s[sum[nt] + sixteen * 8]; }
 };
 
 enum { CHUNK = 8 };  // blocks of 32 inputs that are staged at a time
@@ -52,45 +83,45 @@ struct Staged {
     const float *d, *s;  // [tiles][CHUNK][8], [tiles][2 CHUNK][8]
     int first;  // block of the chunk's beginning
 
-    __device__ __forceinline__ uint2 codes(int nt, int block) const {
-        return *(const uint2 *)(q + (nt * CHUNK + block - first) * 256 + threadIdx.x % 32 * 8);
-    }
-    __device__ __forceinline__ uint4 halves(int nt, int block) const {
-        return *(const uint4 *)(q + (nt * CHUNK + block - first) * 512 + threadIdx.x % 32 * 16);
-    }
-    __device__ __forceinline__ float2 scales(int nt, int block) const {
-        return *(const float2 *)(d + (nt * CHUNK + block - first) * 8 + threadIdx.x % 4 * 2);
-    }
-    __device__ __forceinline__ float sums(int nt, int sixteen) const {
-        return s[(nt * 2 * CHUNK + sixteen - 2 * first) * 8 + threadIdx.x % 32 / 4];
-    }
+    struct At {
+        const uint8_t *q;
+        const float *d, *s;
+        int from;  // block in the chunk
+        __device__ __forceinline__ uint2 codes(int i, int block) const {
+            return *(const uint2 *)(q + (i * CHUNK + from + block) * 256 + threadIdx.x % 32 * 8);
+        }
+        __device__ __forceinline__ uint4 halves(int i, int block) const {
+            return *(const uint4 *)(q + (i * CHUNK + from + block) * 512 + threadIdx.x % 32 * 16);
+        }
+        __device__ __forceinline__ float2 scales(int i, int block) const {
+            return *(const float2 *)(d + (i * CHUNK + from + block) * 8 + threadIdx.x % 4 * 2);
+        }
+        __device__ __forceinline__ float sums(int i, int sixteen) const {
+            return s[(i * 2 * CHUNK + 2 * from + sixteen) * 8 + threadIdx.x % 32 / 4];
+        }
+    };
+    __device__ __forceinline__ At at(int block) const { return {q, d, s, block - first}; }
 };
 
 // ---------------------------------------------------------------- one step of weights
 
-// acc += the product of a block, c begun at MAGIC; w0, w1: scales of rows g and g + 8, x of the columns.
-__device__ __forceinline__ void add_scaled(float *acc, const int *c, float w0, float w1, float2 x) {
-    acc[0] = fmaf(exact_float(c[0]), w0 * x.x, acc[0]);
-    acc[1] = fmaf(exact_float(c[1]), w0 * x.y, acc[1]);
-    acc[2] = fmaf(exact_float(c[2]), w1 * x.x, acc[2]);
-    acc[3] = fmaf(exact_float(c[3]), w1 * x.y, acc[3]);
-}
-
+// acc += the product of a block, whose weights are a and have scales w0 (rows g) and w1 (rows g + 8).
 template <int NT>
 __device__ __forceinline__ void multiply(float (*acc)[4], const uint32_t *a, float w0, float w1, const uint2 *codes, const float2 *scales) {
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-        int c[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-        const uint32_t b[2] = {codes[nt].x, codes[nt].y};
-        mma_s8(c, a, b);
-        add_scaled(acc[nt], c, w0, w1, scales[nt]);
+    for (int i = 0; i < tiles_of(NT); i++) {
+        int c[4];
+        const uint32_t b[2] = {codes[i].x, codes[i].y};
+        mma_s8(c, a, b, MAGIC);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (used(NT, j)) acc[i][j] = fmaf(exact_float(c[j]), (j < 2 ? w0 : w1) * (j % 2 ? scales[i].y : scales[i].x), acc[i][j]);
     }
 }
 
-template <int NT, class B>
-__device__ __forceinline__ void fetch(const B &b, int block, uint2 *codes, float2 *scales) {
+template <int NT, class At> __device__ __forceinline__ void fetch(const At &b, int block, uint2 *codes, float2 *scales) {
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++) codes[nt] = b.codes(nt, block), scales[nt] = b.scales(nt, block);
+    for (int i = 0; i < tiles_of(NT); i++) codes[i] = b.codes(i, block), scales[i] = b.scales(i, block);
 }
 
 __device__ __forceinline__ float small_float(uint32_t v) { return __uint_as_float(0x4b000000u | v) - 8388608.0f; }
@@ -99,26 +130,27 @@ __device__ __forceinline__ float small_float(uint32_t v) { return __uint_as_floa
 template <int NT, int PRODUCTS, class Sum>
 __device__ __forceinline__ void subtract_minima(float (*acc)[4], const uint32_t (*minima)[4], float min0, float min1, Sum sum) {
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
+    for (int i = 0; i < tiles_of(NT); i++) {
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int p = 0; p < PRODUCTS; p++) {
-            const uint32_t b[2] = {__float_as_uint(sum(nt, p, 0)), __float_as_uint(sum(nt, p, 1))};
+            const uint32_t b[2] = {__float_as_uint(sum(i, p, 0)), __float_as_uint(sum(i, p, 1))};
             mma_tf32(c, minima[p], b);
         }
-        acc[nt][0] = fmaf(-min0, c[0], acc[nt][0]);
-        acc[nt][1] = fmaf(-min0, c[1], acc[nt][1]);
-        acc[nt][2] = fmaf(-min1, c[2], acc[nt][2]);
-        acc[nt][3] = fmaf(-min1, c[3], acc[nt][3]);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (used(NT, j)) acc[i][j] = fmaf(-(j < 2 ? min0 : min1), c[j], acc[i][j]);
     }
 }
 
-// Raw<DT>: what a lane loads of BLOCKS blocks of a tile of 16 rows. `load` reads it, `step` multiplies it; blocks from
-// `end` on are skipped. `tile` counts tiles of 16 rows from the matrix's beginning.
+// Raw<DT>: what a lane needs of BLOCKS blocks of a tile of 16 rows. `load` reads it; `copy` starts copying it to a stage
+// of BYTES in shared memory that belongs to the warp, where `take` finds it: a lane takes what it copied, so that no
+// barrier is needed. `step` multiplies it; blocks from `end` on are skipped. `tile` counts tiles of 16 rows from the
+// matrix's beginning.
 template <int DT> struct Raw;
 
 template <> struct Raw<Q8_0> {
-    enum { BLOCKS = 4 };
+    enum { BLOCKS = 4, BYTES = BLOCKS * 640 };
     uint4 a[BLOCKS];
     uint32_t d[BLOCKS];
 
@@ -131,14 +163,32 @@ template <> struct Raw<Q8_0> {
             d[i] = __ldg((const uint32_t *)m.d + at * 8 + lane / 4);
         }
     }
+    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
+        const int n = m.n_in / 32, lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            const long long at = (long long)tile * n + min(block + i, n - 1);
+            copy_async(to + i * 512 + lane * 16, m.q + at * 512 + lane * 16);
+            copy_async4(to + BLOCKS * 512 + i * 128 + lane * 4, m.d + at * 32 + lane / 4 * 4);
+        }
+    }
+    __device__ __forceinline__ void take(const uint8_t *from) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            a[i] = *(const uint4 *)(from + i * 512 + lane * 16);
+            d[i] = *(const uint32_t *)(from + BLOCKS * 512 + i * 128 + lane * 4);
+        }
+    }
     template <int MT, int NT, class B>
-    static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[NT][4], const uint32_t *) {
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
+        const auto at = b.at(block);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             if (block + i >= end) break;
-            uint2 codes[NT];
-            float2 scales[NT];
-            fetch<NT>(b, block + i, codes, scales);
+            uint2 codes[tiles_of(NT)];
+            float2 scales[tiles_of(NT)];
+            fetch<NT>(at, i, codes, scales);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 v = raw[mt].a[i];
@@ -150,13 +200,27 @@ template <> struct Raw<Q8_0> {
 };
 
 template <> struct Raw<F16> {
-    enum { BLOCKS = 2 };
+    enum { BLOCKS = 2, BYTES = BLOCKS * 1024 };
     uint4 a[BLOCKS][2];
 
+    static __device__ __forceinline__ const uint8_t *row(const Mat &m, int tile, int half) {
+        const int lane = threadIdx.x % 32, r = min(tile * M_TILE + lane / 4 + 8 * half, m.n_out - 1);
+        return m.q + (long long)r * m.row_bytes + lane % 4 * 16;
+    }
+    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
+        const int n = m.n_in / 32, lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS; i++)
+            copy_async(to + i * 512 + lane * 16, row(m, tile, i % 2) + min(block + i / 2, n - 1) * 64);
+    }
+    __device__ __forceinline__ void take(const uint8_t *from) {
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS; i++) a[i / 2][i % 2] = *(const uint4 *)(from + i * 512 + threadIdx.x % 32 * 16);
+    }
+
     __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
-        const int n = m.n_in / 32, lane = threadIdx.x % 32, last = m.n_out - 1;
-        const uint8_t *row0 = m.q + (long long)min(tile * M_TILE + lane / 4, last) * m.row_bytes + lane % 4 * 16;
-        const uint8_t *row1 = m.q + (long long)min(tile * M_TILE + lane / 4 + 8, last) * m.row_bytes + lane % 4 * 16;
+        const int n = m.n_in / 32;
+        const uint8_t *row0 = row(m, tile, 0), *row1 = row(m, tile, 1);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             const int at = min(block + i, n - 1) * 64;
@@ -164,13 +228,14 @@ template <> struct Raw<F16> {
         }
     }
     template <int MT, int NT, class B>
-    static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[NT][4], const uint32_t *) {
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
+        const auto at = b.at(block);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             if (block + i >= end) break;
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
-                const uint4 x = b.halves(nt, block + i);
+            for (int nt = 0; nt < tiles_of(NT); nt++) {
+                const uint4 x = at.halves(nt, i);
                 const uint32_t low[2] = {x.x, x.y}, high[2] = {x.z, x.w};
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++) {
@@ -185,8 +250,8 @@ template <> struct Raw<F16> {
 };
 
 template <> struct Raw<IQ2_XXS> {
-    enum { BLOCKS = 8 };
-    uint4 r[2];  // rows g and g + 8: 16 bits for each block of 32: index, 7 signs, one bit of the block's scale
+    enum { BLOCKS = 8, BYTES = 1024 + 128 };
+    uint4 r[2];  // rows g and g + 8: 16 bits for each block of 32: 7 signs, index, one bit of the block's scale
     uint32_t d;
 
     __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
@@ -195,6 +260,19 @@ template <> struct Raw<IQ2_XXS> {
         r[0] = load_once(m.q + at * 1024 + lane * 16);
         r[1] = load_once(m.q + at * 1024 + 512 + lane * 16);
         d = __ldg((const uint32_t *)m.d + at * 8 + lane / 4);
+    }
+    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
+        const long long at = (long long)tile * (m.n_in / 256) + block / 8;
+        const int lane = threadIdx.x % 32;
+        copy_async(to + lane * 16, m.q + at * 1024 + lane * 16);
+        copy_async(to + 512 + lane * 16, m.q + at * 1024 + 512 + lane * 16);
+        copy_async4(to + 1024 + lane * 4, m.d + at * 32 + lane / 4 * 4);
+    }
+    __device__ __forceinline__ void take(const uint8_t *from) {
+        const int lane = threadIdx.x % 32;
+        r[0] = *(const uint4 *)(from + lane * 16);
+        r[1] = *(const uint4 *)(from + 512 + lane * 16);
+        d = *(const uint32_t *)(from + 1024 + lane * 4);
     }
     // The scales of all blocks of a row, 4 bits each: block i at nibble i % 2 * 4 + i / 2. Lane t has bit t of each.
     static __device__ __forceinline__ uint32_t gather(const uint4 &v) {
@@ -205,27 +283,32 @@ template <> struct Raw<IQ2_XXS> {
     }
     // Eight weights from 16 bits: selectors of magnitudes and of signs, xored; a byte permutation picks from 6 values.
     static __device__ __forceinline__ void decode(uint32_t word, bool high, const uint32_t *tables, uint32_t *lo, uint32_t *hi) {
-        const uint32_t index = high ? word >> 16 & 255 : word & 255, sign = high ? word >> 24 & 127 : word >> 8 & 127;
-        const uint32_t at = tables[index * COPIES + threadIdx.x % COPIES] ^
-                            tables[(GRID_WORDS + sign) * COPIES + threadIdx.x % COPIES];
-        *lo = __byte_perm(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
-        *hi = __byte_perm(0x002b1908u, 0x00d5e7f8u, at >> 16);
+        static_assert(COPIES == 32, "a word's copies fill the 128 bytes between the bits below");
+        const uint32_t lane = threadIdx.x % 32 * 4;
+        const uint32_t index = ((high ? word >> 16 : word) & 0x7f80u) | lane, sign = ((high ? word >> 9 : word << 7) & 0x3f80u) | lane;
+        const uint32_t at = *(const uint32_t *)((const uint8_t *)tables + index) ^
+                            *(const uint32_t *)((const uint8_t *)(tables + GRID_WORDS * COPIES) + sign);
+        *lo = pick_bytes(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
+        *hi = pick_bytes(0x002b1908u, 0x00d5e7f8u, at >> 16);
     }
-    static __device__ __forceinline__ float scale(uint32_t all, int i, float d) {  // d * (0.5 + s) / 4, exactly
-        const int at = i % 2 * 4 + i / 2;
-        const uint32_t s = at < 5 ? all << (19 - 4 * min(at, 4)) : all >> (4 * at - 19);
-        return fmaf(__uint_as_float(0x3f800000u | (s & 0x00780000u)), 4.0f * d, -3.875f * d);
+    // d * (0.5 + s) / 4 for the nibble s of block i, exactly: s as the low bits of a float 2^e + s.
+    static __device__ __forceinline__ float scale(uint32_t all, int i, float d) {
+        const int at = i % 2 * 4 + i / 2, to = at == 0 || at == 1 || at == 3 || at == 5 || at == 7 ? 3 : 4;
+        const uint32_t s = at < to ? all << 4 * (to - at) : all >> 4 * (at - to);
+        const uint32_t one = (150u - 4 * to) << 23;
+        return fmaf(__uint_as_float(and_or(s, 15u << 4 * to, one)), 0.25f * d, d * (0.125f - 0.25f * __uint_as_float(one)));
     }
     template <int MT, int NT, class B>
-    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[NT][4], const uint32_t *tables) {
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *tables) {
+        const auto at = b.at(block);
         uint32_t all[MT][2];
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) all[mt][0] = gather(raw[mt].r[0]), all[mt][1] = gather(raw[mt].r[1]);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            uint2 codes[NT];
-            float2 scales[NT];
-            fetch<NT>(b, block + i, codes, scales);
+            uint2 codes[tiles_of(NT)];
+            float2 scales[tiles_of(NT)];
+            fetch<NT>(at, i, codes, scales);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 u = raw[mt].r[0], v = raw[mt].r[1];
@@ -242,7 +325,7 @@ template <> struct Raw<IQ2_XXS> {
 };
 
 template <> struct Raw<Q2_K> {
-    enum { BLOCKS = 8 };
+    enum { BLOCKS = 8, BYTES = 1024 + 512 + 256 };
     uint4 r[2], s;  // codes of rows g and g + 8; bytes of scale and minimum of sub-blocks t / 2, t / 2 + 2, ...
     uint2 d;
 
@@ -254,15 +337,31 @@ template <> struct Raw<Q2_K> {
         s = __ldg((const uint4 *)(m.d + at * 320) + lane / 2);
         d = __ldg((const uint2 *)(m.d + at * 320 + 256) + lane / 4);
     }
+    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
+        const long long at = (long long)tile * (m.n_in / 256) + block / 8;
+        const int lane = threadIdx.x % 32;
+        copy_async(to + lane * 16, m.q + at * 1024 + lane * 16);
+        copy_async(to + 512 + lane * 16, m.q + at * 1024 + 512 + lane * 16);
+        copy_async(to + 1024 + lane * 16, m.d + at * 320 + lane / 2 * 16);
+        copy_async8(to + 1536 + lane * 8, m.d + at * 320 + 256 + lane / 4 * 8);
+    }
+    __device__ __forceinline__ void take(const uint8_t *from) {
+        const int lane = threadIdx.x % 32;
+        r[0] = *(const uint4 *)(from + lane * 16);
+        r[1] = *(const uint4 *)(from + 512 + lane * 16);
+        s = *(const uint4 *)(from + 1024 + lane * 16);
+        d = *(const uint2 *)(from + 1536 + lane * 8);
+    }
     // Four codes times their scale of 4 bits: at most 45, so no byte carries into the next.
     static __device__ __forceinline__ uint32_t scaled(uint32_t codes, int shift, uint32_t scale) { return (codes >> shift & 0x03030303u) * scale; }
     template <int MT, int NT, class B>
-    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[NT][4], const uint32_t *) {
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
+        const auto at = b.at(block);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            uint2 codes[NT];
-            float2 scales[NT];
-            fetch<NT>(b, block + i, codes, scales);
+            uint2 codes[tiles_of(NT)];
+            float2 scales[tiles_of(NT)];
+            fetch<NT>(at, i, codes, scales);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 u = raw[mt].r[0], v = raw[mt].r[1], s = raw[mt].s;
@@ -287,24 +386,46 @@ template <> struct Raw<Q2_K> {
                     minima[p][2 * j + 1] = __float_as_uint(small_float(high >> (16 * p + 8 * j + 4) & 15));
                 }
             subtract_minima<NT, 2>(acc[mt], minima, half_bits(raw[mt].d.x >> 16), half_bits(raw[mt].d.y >> 16),
-                                   [&](int nt, int p, int j) { return b.sums(nt, 2 * block + 2 * (4 * odd + 2 * p + j) + half); });
+                                   [&](int nt, int p, int j) { return at.sums(nt, 2 * (4 * odd + 2 * p + j) + half); });
         }
     }
 };
 
 template <> struct Raw<Q4_K> {
-    enum { BLOCKS = 8 };
+    enum { BLOCKS = 8, BYTES = 1024 + 2048 };
     uint4 head[2];  // d and dmin, 12 bytes of scales
     uint2 q[2][4];
 
+    static __device__ __forceinline__ const uint8_t *row(const Mat &m, int tile, int half, int block) {
+        const int r = tile * M_TILE + threadIdx.x % 32 / 4 + 8 * half;
+        return m.q + (long long)row_of(m, r, m.n_out - 1) * m.row_bytes + block / 8 * 144;
+    }
     __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
-        const int lane = threadIdx.x % 32, last = m.n_out - 1;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint8_t *p = m.q + (long long)row_of(m, tile * M_TILE + lane / 4 + 8 * h, last) * m.row_bytes + block / 8 * 144;
+            const uint8_t *p = row(m, tile, h, block);
             head[h] = __ldg((const uint4 *)p);
 #pragma unroll
-            for (int i = 0; i < 4; i++) q[h][i] = __ldg((const uint2 *)(p + 16 + 32 * i) + lane % 4);
+            for (int i = 0; i < 4; i++) q[h][i] = __ldg((const uint2 *)(p + 16 + 32 * i) + threadIdx.x % 4);
+        }
+    }
+    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint8_t *p = row(m, tile, h, block);
+            copy_async(to + h * 512 + lane * 16, p);
+#pragma unroll
+            for (int i = 0; i < 4; i++) copy_async8(to + 1024 + (h * 4 + i) * 256 + lane * 8, p + 16 + 32 * i + lane % 4 * 8);
+        }
+    }
+    __device__ __forceinline__ void take(const uint8_t *from) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            head[h] = *(const uint4 *)(from + h * 512 + lane * 16);
+#pragma unroll
+            for (int i = 0; i < 4; i++) q[h][i] = *(const uint2 *)(from + 1024 + (h * 4 + i) * 256 + lane * 8);
         }
     }
     // Stacked experts have more rows than n_out; their number is a multiple of 16 then, so only a plain matrix is clamped.
@@ -313,12 +434,13 @@ template <> struct Raw<Q4_K> {
         return upper ? (nibbles & 0x0f0f0f0fu) | (top >> 2 & 0x30303030u) : low & 0x3f3f3f3fu;
     }
     template <int MT, int NT, class B>
-    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[NT][4], const uint32_t *) {
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
+        const auto at = b.at(block);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            uint2 codes[NT];
-            float2 scales[NT];
-            fetch<NT>(b, block + i, codes, scales);
+            uint2 codes[tiles_of(NT)];
+            float2 scales[tiles_of(NT)];
+            fetch<NT>(at, i, codes, scales);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 h0 = raw[mt].head[0], h1 = raw[mt].head[1];
@@ -340,8 +462,8 @@ template <> struct Raw<Q4_K> {
                                             __float_as_uint(small_float(six(h0.z, h0.z, true, h0.w >> 4) >> byte & 63)),
                                             __float_as_uint(small_float(six(h1.z, h1.z, true, h1.w >> 4) >> byte & 63))}};
             subtract_minima<NT, 1>(acc[mt], minima, half_bits(h0.x >> 16), half_bits(h1.x >> 16), [&](int nt, int, int j) {
-                const int at = 2 * block + 2 * (threadIdx.x % 4 + 4 * j);
-                return __uint_as_float(to_tf32(b.sums(nt, at) + b.sums(nt, at + 1)));
+                const int k = 2 * (threadIdx.x % 4 + 4 * j);
+                return __uint_as_float(to_tf32(at.sums(nt, k) + at.sums(nt, k + 1)));
             });
         }
     }
@@ -353,29 +475,49 @@ struct Cut {  // of K
     int segments, blocks;  // their number; blocks of 32 per segment
 };
 
-// Segments s0 .. s1 - 1 of MT tiles; done(s, acc) gets each segment's sums.
-template <int DT, int MT, int NT, class B, class Done>
-__device__ __forceinline__ void walk(const Mat *const *m, const int *tile, const Cut &cut, int s0, int s1, const B &b, const uint32_t *tables, Done done) {
-    const int n = m[0]->n_in / 32, end = min(s1 * cut.blocks, n);
-    int block = s0 * cut.blocks;
-    if (block >= end) return;
-    Raw<DT> now[MT], next[MT];
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++) now[mt].load(*m[mt], tile[mt], block);
-    for (int s = s0; s < s1; s++) {
-        float acc[MT][NT][4] = {};
-        const int stop = min((s + 1) * cut.blocks, n);
-        for (; block < stop; block += Raw<DT>::BLOCKS) {
-            if (block + Raw<DT>::BLOCKS < end)
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++) next[mt].load(*m[mt], tile[mt], block + Raw<DT>::BLOCKS);
-            Raw<DT>::template step<MT, NT>(now, block, stop, b, acc, tables);
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++) now[mt] = next[mt];
-        }
-        done(s, acc);
+// A warp's stretch of K: the segments s0 .. s1 - 1 of MT tiles. `ring` is the warp's own room in shared memory, where up to
+// DEPTH - 1 steps are under way while one is multiplied.
+template <int DT, int MT> struct Walk {
+    using R = Raw<DT>;
+    enum { DEPTH = MT * R::BYTES > 4000 ? 2 : 3, RING = DEPTH * MT * R::BYTES };  // bytes per warp
+    const Mat *m[MT];
+    int tile, s0, s1, block, end;
+    Cut cut;
+    uint8_t *ring;
+
+    __device__ __forceinline__ Walk(const Mat *const *mats, int tile, const Cut &cut, int s0, int s1, uint8_t *ring)
+        : tile(tile), s0(s0), s1(s1), block(s0 * cut.blocks), cut(cut), ring(ring) {
+        for (int i = 0; i < MT; i++) m[i] = mats[i];
+        end = min(s1 * cut.blocks, m[0]->n_in / 32);
+        for (int i = 0; i + 1 < DEPTH; i++) copy(i, i);
     }
-}
+    __device__ __forceinline__ void copy(int step, int stage) {
+        const int at = s0 * cut.blocks + step * R::BLOCKS;
+        if (at < end)
+#pragma unroll
+            for (int i = 0; i < MT; i++) R::copy(*m[i], tile, at, ring + (stage * MT + i) * R::BYTES);
+        copy_commit();
+    }
+    // done(s, acc) gets the sums of each segment.
+    template <int NT, class B, class Done> __device__ __forceinline__ void run(const B &b, const uint32_t *tables, Done done) {
+        int step = 0, stage = 0;
+        for (int s = s0; s < s1; s++) {
+            float acc[MT][tiles_of(NT)][4] = {};
+            const int stop = min((s + 1) * cut.blocks, end);
+            for (; block < stop; block += R::BLOCKS, step++) {
+                R raw[MT];
+                copy_wait<DEPTH - 2>();
+#pragma unroll
+                for (int i = 0; i < MT; i++) raw[i].take(ring + (stage * MT + i) * R::BYTES);
+                copy(step + DEPTH - 1, stage ? stage - 1 : DEPTH - 1);  // the stage that was taken a step ago
+                R::template step<MT, NT>(raw, block, stop, b, acc, tables);
+                stage = stage + 1 == DEPTH ? 0 : stage + 1;
+            }
+            done(s, acc);
+        }
+        copy_wait<0>();  // the room is free for the next stretch
+    }
+};
 
 // The tables of IQ2_XXS: selectors of magnitudes, then of signs; COPIES of each word side by side.
 __device__ __forceinline__ void load_tables(const uint32_t *from, uint32_t *to) {

@@ -47,7 +47,7 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
     **{
         f"{kind}8_{tiles}_{dtype}": ("experts8", "RLiiiiiii")
         for kind in ("gate_up", "down")
-        for tiles in (1, 2, 4, 8)
+        for tiles in (0, 1, 2, 4, 8)
         for dtype in INT8_DTYPES
     },
     "combine_experts": ("moe", "Ri"),
@@ -211,6 +211,8 @@ class Kernels:
         for name, (file, parameters) in SIGNATURES.items():
             function = self.modules[file].get_function(name)
             # Arguments travel as one packed block: launches are packed once and replayed many times.
+            if "8_" in name:
+                function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, 200 * 1024)
             function.prepare([f"{struct.calcsize(argument_format(parameters))}s"])
             self.functions[name] = function
 

@@ -405,6 +405,8 @@ class Sequence:
     def _tile_rows(self, layer: int, n_rows: int) -> int:
         """Pairs per tile of the routed experts: many only where every kernel of the layer takes them."""
         both = all(self.expert_on_tensor_cores(kind, layer, 0) for kind in ("gate_up", "down"))
+        if n_rows <= tensor.FEW_EXPERT_ROWS:
+            return 4
         return tensor.WIDE if both and n_rows > tensor.DIRECT_EXPERT_ROWS else TILE
 
     def expert_mat(self, kind: str, layer: int, shared: int) -> Any:
@@ -447,8 +449,9 @@ class Sequence:
             groups, n_warps, shared_bytes = 4 if is_pair else 8, 1, tensor.wide_shared(dtype)
             grid: tuple[int, ...] = (tiles, ceil(outputs, groups))
         else:
-            groups, n_warps = tensor.share(outputs * min(tiles, self.shape.n_experts), n)
+            enough = 6400 if is_pair else 1500
+            groups, n_warps = tensor.share(outputs * min(tiles, self.shape.n_experts), n, enough=enough)
             shared_bytes = tensor.direct_shared(dtype, at_once, groups, n_warps, n, 2 if is_pair else 1)
-            grid = (min(tiles * ceil(outputs, groups), self.multiprocessors * (2 if is_pair else 3)),)
+            grid = (min(tiles * ceil(outputs, groups), 2 * self.multiprocessors),)
         values = (self.layer_bytes[layer], shared, tile_rows, row, n, segment, groups, n_warps)
         return self._small(name, grid, 256, *values, shared=shared_bytes)

@@ -11,8 +11,10 @@ from ds4_cuda.work import ceil
 M_TILE = 16  # weight rows of a product
 PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
 TABLES = {"IQ2_XXS": 384 * 32 * 4}  # bytes of look-up tables in shared memory, by dtype
+STEP = {"Q8_0": 2560, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
+WARPS = 8
 DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
-DIRECT_EXPERT_ROWS = 256
+FEW_EXPERT_ROWS, DIRECT_EXPERT_ROWS = 64, 256  # most rows of a step for tiles of 4 pairs, and of 8
 WIDE = 64  # rows of a block that stages them
 ENOUGH_WARPS = 2000  # that load weights at the same time
 
@@ -43,8 +45,9 @@ def share(n_tasks: int, n_segments: int, *, enough: int = ENOUGH_WARPS) -> tuple
 
 def direct_shared(dtype: str, tiles: int, groups: int, n_warps: int, n_segments: int, mats: int = 1) -> int:
     """Bytes of shared memory of a block that does not stage."""
-    sums = groups * n_segments * tiles * PARTIAL * mats if n_warps > 1 else 0
-    return TABLES.get(dtype, 0) + sums
+    sums = groups * n_segments * max(tiles, 1) * PARTIAL * mats if n_warps > 1 else 0
+    ring = WARPS * (2 if mats * STEP[dtype] > 4000 else 3) * mats * STEP[dtype]
+    return TABLES.get(dtype, 0) + ring + sums
 
 
 def wide_shared(dtype: str, *, halves: bool = False) -> int:

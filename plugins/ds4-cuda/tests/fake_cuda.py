@@ -99,6 +99,9 @@ class FakeCuda:
             def __init__(self, name: str) -> None:
                 self.name, self.size = name, 0
 
+            def set_attribute(self, which: str, value: int) -> None:
+                pass
+
             def prepare(self, formats: list[str]) -> None:
                 self.size = int(formats[0][:-1])
 
@@ -114,6 +117,11 @@ class FakeCuda:
         class Module:
             def get_function(self, name: str) -> Function:
                 return Function(name)
+
+        class FunctionAttribute:
+            MAX_DYNAMIC_SHARED_SIZE_BYTES = "shared"
+
+        self.function_attribute = FunctionAttribute
 
         class DeviceAttribute:
             MULTIPROCESSOR_COUNT = "multiprocessors"

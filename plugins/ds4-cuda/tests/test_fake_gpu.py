@@ -34,7 +34,7 @@ def test_a_life(open_engine: Any, fake: FakeCuda, case: str, exact: bool) -> Non
     child.close()
     engine.import_state(state).feed([9])
     engine.close()
-    assert ("product8_Q8_0" in fake.calls) == (not exact and case.startswith("quant"))
+    assert ("product8_1_Q8_0" in fake.calls) == (not exact and case.startswith("quant"))
     assert not fake.live
 
 
