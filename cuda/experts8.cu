@@ -48,7 +48,7 @@ __device__ __forceinline__ void direct(const Run &run, const Layer &layer, const
     Walk<DT, MT> walk(mats, t.expert * (n_out / M_TILE) + tile, cut, s0, s1, room + warp * Walk<DT, MT>::RING);
     float *part = (float *)(room + 8 * Walk<DT, MT>::RING);
     float total[MT][TILES][4];
-    Direct<NT> b;
+    Direct<NT, per_256(DT)> b;
     b.set(Kind::input(run), mats[0]->n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
     walk.template run<NT>(b, tables, [&](int s, const float (*acc)[TILES][4]) {
 #pragma unroll

@@ -31,7 +31,7 @@ __device__ __forceinline__ void direct(const Job &job, const Jobs &jobs, int blo
     const int first = jobs.count ? blockIdx.x * 8 * NT : jobs.row, n = jobs.count ? min(*jobs.count - first, 8 * NT) : 1;
     if (n <= 0) return;
     float total[NT][4];
-    Direct<NT> b;
+    Direct<NT, per_256(DT)> b;
     b.set(job.xq, job.x_stride, n, [&](int i) { return first + i; });
     walk.template run<NT>(b, tables, [&](int s, const float (*acc)[NT][4]) {
 #pragma unroll

@@ -1,15 +1,14 @@
 // Twins of work buffers that are written by products: a pass of its own, since a block of 32 channels has many writers.
 #include "matmul.cuh"
 
-// grid (rows, parts of 1024), block 128. Twins of n elements of rows that are n apart (n a multiple of 32).
-extern "C" __global__ void quantize_rows(const Run run, const float *x, int8_t *q, float *d, float *s, int row0, int n) {
+// grid (rows, parts of 1024), block 128.
+extern "C" __global__ void quantize_low(const Run run, int row0) {
     follow();
-    const int row = row0 + blockIdx.x, k = blockIdx.y * 1024 + threadIdx.x * 8;
+    const int row = row0 + blockIdx.x, k = blockIdx.y * 1024 + threadIdx.x * 8, n = run.o_groups * run.o_lora;
     if (row >= *run.n_rows) return;
-    const Quant to = {q, d, s, nullptr};
     float v[8] = {};
-    if (k < n) load8(x + (long long)row * n + k, 0, 8, v);
-    quantize8(v, to, row, k, n, k < n);
+    if (k < n) load8(run.low + (long long)row * n + k, 0, 8, v);
+    quantize8(v, run.low_q, row, k, n, k < n);
 }
 
 // grid (rows, experts and the shared one, parts of 1024), block 128.

@@ -36,11 +36,14 @@ struct Layer {
     Mat mat[N_MATS];
 };
 
-// Twins of a float buffer for tensor cores, laid out as int8.cuh says: codes, one scale per 32, scale times sum of codes
-// per 16 (rounded to tf32), and halves (null where no F16 matrix reads them).
+// Twins of a float buffer for tensor cores, laid out as int8.cuh says; null where no matrix reads them. For Q8_0: codes q
+// and a scale d per 32 channels. For the other quantised dtypes: codes kq, a scale kd per 256 and the sums ks of 16 codes.
+// For F16: halves h.
 struct Quant {
     int8_t *q;
-    float *d, *s;
+    float *d;
+    int8_t *kq;
+    float *kd, *ks;
     uint16_t *h;
 };
 

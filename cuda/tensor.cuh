@@ -1,15 +1,15 @@
 // Matrix products on tensor cores, for engines opened with exact=False, and the order of their sums:
 //
 //     K is cut into at most 8 segments of 256 * ceil(n_in / 2048) inputs (a function of n_in alone);
-//     in a segment the blocks of 32 inputs are taken in ascending order: the integer product of a block is exact, one
-//     fmaf with its scale adds it (F16 weights: two mma_f16 add it; K-quants: the minima of 256 inputs follow by mma_tf32);
+//     in a segment the inputs are taken in ascending order: the integer product of a block (Q8_0: of 32 inputs, the other
+//     quantised dtypes: of 256, their own small scales and minima included) is exact, one fmaf with the scales adds it;
+//     F16 weights: two mma_f16 add each 32 inputs;
 //     segments are added in ascending order.
 //
 // Weights are the wide side (16 rows) and activation rows the narrow side (8) of every product. How many tiles a warp
 // has, how segments are shared among warps and whether activations pass through shared memory changes no sum.
 //
-// Layouts. Activations (Quant): [rows / 8][n / 32][8 rows][32 channels], so that the 8 bytes (16 for halves) of a lane
-// are neighbours of the next lane's. Weights Q8_0, Q2_K and IQ2_XXS: in the order in which lanes take them, see repack.cu.
+// Layouts. Activations: int8.cuh; the 8 bytes (16 for halves) of a lane are neighbours of the next lane's. Weights Q8_0, Q2_K and IQ2_XXS: in the order in which lanes take them, see repack.cu.
 #pragma once
 #include "decode.cuh"
 
@@ -28,8 +28,10 @@ __host__ __device__ constexpr int tiles_of(int nt) { return nt ? nt : 1; }
 __host__ __device__ constexpr bool used(int nt, int c) { return nt || c % 2 == 0; }  // element c of a fragment of C
 __device__ __forceinline__ int column_row(int nt, int tile, int column) { return nt ? tile * 8 + column : column / 2; }
 
+__host__ __device__ constexpr bool per_256(int dt) { return dt != Q8_0 && dt != F16; }  // scales of activations
+
 // Rows read from device memory. The lane has column g of codes and columns 2 t, 2 t + 1 of scales. Offsets in elements.
-template <int NT> struct Direct {
+template <int NT, bool K> struct Direct {
     enum { TILES = tiles_of(NT) };
     Quant x;
     uint32_t code[TILES], scale[TILES][2], sum[TILES];
@@ -46,7 +48,7 @@ template <int NT> struct Direct {
             sum[i] = r / 8 * blocks * 16 + r % 8;
             for (int c = 0; c < 2; c++) {
                 const int r2 = row(min(column_row(NT, i, 2 * t + c), n_rows - 1));
-                scale[i][c] = r2 / 8 * blocks * 8 + r2 % 8;
+                scale[i][c] = r2 / 8 * (K ? blocks / 8 : blocks) * 8 + r2 % 8;
             }
         }
     }
@@ -58,7 +60,7 @@ template <int NT> struct Direct {
         __device__ __forceinline__ uint2 codes(int i, int block) const { return *(const uint2 *)(q[i] + block * 256); }
         __device__ __forceinline__ uint4 halves(int i, int block) const { return *(const uint4 *)(h[i] + block * 256); }
         __device__ __forceinline__ float2 scales(int i, int block) const {
-            return make_float2(d[i][0][block * 8], NT ? d[i][1][block * 8] : 0.0f);
+            return make_float2(d[i][0][block * 8], NT ? d[i][1][block * 8] : 0.0f);  // K: block counts 256 inputs
         }
         __device__ __forceinline__ float sums(int i, int sixteen) const { return s[i][sixteen * 8]; }
     };
@@ -66,10 +68,10 @@ template <int NT> struct Direct {
         At a;
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            a.q[i] = x.q + code[i] + (long long)block * 256;
+            a.q[i] = (K ? x.kq : x.q) + code[i] + (long long)block * 256;
             a.h[i] = x.h + code[i] + (long long)block * 256;
-            a.s[i] = x.s + sum[i] + (long long)block * 16;
-            for (int c = 0; c < 2; c++) a.d[i][c] = x.d + scale[i][c] + (long long)block * 8;
+            a.s[i] = x.ks + sum[i] + (long long)block * 16;
+            for (int c = 0; c < 2; c++) a.d[i][c] = (K ? x.kd : x.d) + scale[i][c] + (long long)block * (K ? 1 : 8);
         }
         return a;
     }
@@ -78,9 +80,10 @@ template <int NT> struct Direct {
 enum { CHUNK = 8 };  // blocks of 32 inputs that are staged at a time
 
 // The same from a chunk in shared memory.
-struct Staged {
+template <bool K> struct Staged {
+    enum { SCALES = K ? 1 : CHUNK };  // of a row and chunk
     const uint8_t *q;  // [tiles][CHUNK][8][32 codes or halves]
-    const float *d, *s;  // [tiles][CHUNK][8], [tiles][2 CHUNK][8]
+    const float *d, *s;  // [tiles][SCALES][8], [tiles][2 CHUNK][8]
     int first;  // block of the chunk's beginning
 
     struct At {
@@ -94,7 +97,7 @@ struct Staged {
             return *(const uint4 *)(q + (i * CHUNK + from + block) * 512 + threadIdx.x % 32 * 16);
         }
         __device__ __forceinline__ float2 scales(int i, int block) const {
-            return *(const float2 *)(d + (i * CHUNK + from + block) * 8 + threadIdx.x % 4 * 2);
+            return *(const float2 *)(d + (i * SCALES + (K ? 0 : from + block)) * 8 + threadIdx.x % 4 * 2);
         }
         __device__ __forceinline__ float sums(int i, int sixteen) const {
             return s[(i * 2 * CHUNK + 2 * from + sixteen) * 8 + threadIdx.x % 32 / 4];
@@ -105,7 +108,7 @@ struct Staged {
 
 // ---------------------------------------------------------------- one step of weights
 
-// acc += the product of a block, whose weights are a and have scales w0 (rows g) and w1 (rows g + 8).
+// acc += the product of a block of 32, whose weights are a and have scales w0 (rows g) and w1 (rows g + 8).
 template <int NT>
 __device__ __forceinline__ void multiply(float (*acc)[4], const uint32_t *a, float w0, float w1, const uint2 *codes, const float2 *scales) {
 #pragma unroll
@@ -119,28 +122,48 @@ __device__ __forceinline__ void multiply(float (*acc)[4], const uint32_t *a, flo
     }
 }
 
-template <int NT, class At> __device__ __forceinline__ void fetch(const At &b, int block, uint2 *codes, float2 *scales) {
+// sum += the product of a block times the integer scales s0 (rows g) and s1 (rows g + 8) of its weights.
+template <int NT> __device__ __forceinline__ void multiply(int (*sum)[4], const uint32_t *a, int s0, int s1, const uint2 *codes) {
 #pragma unroll
-    for (int i = 0; i < tiles_of(NT); i++) codes[i] = b.codes(i, block), scales[i] = b.scales(i, block);
+    for (int i = 0; i < tiles_of(NT); i++) {
+        int c[4];
+        const uint32_t b[2] = {codes[i].x, codes[i].y};
+        mma_s8(c, a, b, 0);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (used(NT, j)) sum[i][j] += c[j] * (j < 2 ? s0 : s1);
+    }
+}
+
+template <int NT, class At> __device__ __forceinline__ void fetch(const At &b, int block, uint2 *codes) {
+#pragma unroll
+    for (int i = 0; i < tiles_of(NT); i++) codes[i] = b.codes(i, block);
+}
+
+// acc += w * x * v for 256 inputs whose scales are w0, w1 and those of the columns.
+template <int NT, class At, class V>
+__device__ __forceinline__ void add_scaled(float (*acc)[4], const V (*v)[4], float w0, float w1, const At &b) {
+#pragma unroll
+    for (int i = 0; i < tiles_of(NT); i++) {
+        const float2 x = b.scales(i, 0);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (used(NT, j)) acc[i][j] = fmaf((float)v[i][j], (j < 2 ? w0 : w1) * (j % 2 ? x.y : x.x), acc[i][j]);
+    }
 }
 
 __device__ __forceinline__ float small_float(uint32_t v) { return __uint_as_float(0x4b000000u | v) - 8388608.0f; }
 
-// acc -= dmin * (minima . sums of activations): minima of rows g and g + 8 for k = t and t + 4 of each product.
-template <int NT, int PRODUCTS, class Sum>
-__device__ __forceinline__ void subtract_minima(float (*acc)[4], const uint32_t (*minima)[4], float min0, float min1, Sum sum) {
+// Minima times sums of codes, exactly: both are small integers. minima: of rows g and g + 8 for k = t and t + 4 of each of
+// two products; which sums meet them is up to the caller.
+template <int NT, class Sum> __device__ __forceinline__ void multiply_minima(float (*c)[4], const uint32_t (*minima)[4], Sum sum) {
 #pragma unroll
-    for (int i = 0; i < tiles_of(NT); i++) {
-        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int i = 0; i < tiles_of(NT); i++)
 #pragma unroll
-        for (int p = 0; p < PRODUCTS; p++) {
+        for (int p = 0; p < 2; p++) {
             const uint32_t b[2] = {__float_as_uint(sum(i, p, 0)), __float_as_uint(sum(i, p, 1))};
-            mma_tf32(c, minima[p], b);
+            mma_tf32(c[i], minima[p], b);
         }
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (used(NT, j)) acc[i][j] = fmaf(-(j < 2 ? min0 : min1), c[j], acc[i][j]);
-    }
 }
 
 // Raw<DT>: what a lane needs of BLOCKS blocks of a tile of 16 rows. `load` reads it; `copy` starts copying it to a stage
@@ -188,7 +211,9 @@ template <> struct Raw<Q8_0> {
             if (block + i >= end) break;
             uint2 codes[tiles_of(NT)];
             float2 scales[tiles_of(NT)];
-            fetch<NT>(at, i, codes, scales);
+            fetch<NT>(at, i, codes);
+#pragma unroll
+            for (int j = 0; j < tiles_of(NT); j++) scales[j] = at.scales(j, i);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 v = raw[mt].a[i];
@@ -291,24 +316,26 @@ template <> struct Raw<IQ2_XXS> {
         *lo = pick_bytes(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
         *hi = pick_bytes(0x002b1908u, 0x00d5e7f8u, at >> 16);
     }
-    // d * (0.5 + s) / 4 for the nibble s of block i, exactly: s as the low bits of a float 2^e + s.
-    static __device__ __forceinline__ float scale(uint32_t all, int i, float d) {
-        const int at = i % 2 * 4 + i / 2, to = at == 0 || at == 1 || at == 3 || at == 5 || at == 7 ? 3 : 4;
-        const uint32_t s = at < to ? all << 4 * (to - at) : all >> 4 * (at - to);
-        const uint32_t one = (150u - 4 * to) << 23;
-        return fmaf(__uint_as_float(and_or(s, 15u << 4 * to, one)), 0.25f * d, d * (0.125f - 0.25f * __uint_as_float(one)));
+    // 2 s + 1 for the nibbles s of all blocks of a row, a byte each: blocks 0, 4, 1, 5, then 2, 6, 3, 7.
+    static __device__ __forceinline__ uint2 odd_scales(uint32_t all) {
+        return make_uint2((all & 0x0f0f0f0fu) * 2 + 0x01010101u, (all >> 4 & 0x0f0f0f0fu) * 2 + 0x01010101u);
     }
+    static __device__ __forceinline__ int scale(const uint2 &odd, int i) {
+        return (int)pick_bytes(i / 2 % 2 ? odd.y : odd.x, 0, 0x4440u + i / 4 + i % 2 * 2);
+    }
+    // A weight is d / 8 * (2 s + 1) * code.
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *tables) {
         const auto at = b.at(block);
-        uint32_t all[MT][2];
+        int sum[MT][tiles_of(NT)][4] = {};
+        uint2 odd[MT][2];
 #pragma unroll
-        for (int mt = 0; mt < MT; mt++) all[mt][0] = gather(raw[mt].r[0]), all[mt][1] = gather(raw[mt].r[1]);
+        for (int mt = 0; mt < MT; mt++)
+            for (int h = 0; h < 2; h++) odd[mt][h] = odd_scales(gather(raw[mt].r[h]));
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             uint2 codes[tiles_of(NT)];
-            float2 scales[tiles_of(NT)];
-            fetch<NT>(at, i, codes, scales);
+            fetch<NT>(at, i, codes);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 u = raw[mt].r[0], v = raw[mt].r[1];
@@ -317,10 +344,12 @@ template <> struct Raw<IQ2_XXS> {
                 uint32_t a[4];
                 decode(w0, i % 2, tables, &a[0], &a[2]);
                 decode(w1, i % 2, tables, &a[1], &a[3]);
-                const float d0 = half_bits(raw[mt].d & 0xffffu), d1 = half_bits(raw[mt].d >> 16);
-                multiply<NT>(acc[mt], a, scale(all[mt][0], i, d0), scale(all[mt][1], i, d1), codes, scales);
+                multiply<NT>(sum[mt], a, scale(odd[mt][0], i), scale(odd[mt][1], i), codes);
             }
         }
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+            add_scaled<NT>(acc[mt], sum[mt], half_bits(raw[mt].d & 0xffffu) * 0.125f, half_bits(raw[mt].d >> 16) * 0.125f, at);
     }
 };
 
@@ -357,11 +386,11 @@ template <> struct Raw<Q2_K> {
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
         const auto at = b.at(block);
+        int sum[MT][tiles_of(NT)][4] = {};
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             uint2 codes[tiles_of(NT)];
-            float2 scales[tiles_of(NT)];
-            fetch<NT>(at, i, codes, scales);
+            fetch<NT>(at, i, codes);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 u = raw[mt].r[0], v = raw[mt].r[1], s = raw[mt].s;
@@ -369,7 +398,11 @@ template <> struct Raw<Q2_K> {
                 const int shift = i % 4 * 2;
                 const uint32_t a[4] = {scaled(i < 4 ? u.x : u.z, shift, s0), scaled(i < 4 ? v.x : v.z, shift, s1),
                                        scaled(i < 4 ? u.y : u.w, shift, s0), scaled(i < 4 ? v.y : v.w, shift, s1)};
-                multiply<NT>(acc[mt], a, half_bits(raw[mt].d.x & 0xffffu), half_bits(raw[mt].d.y & 0xffffu), codes, scales);
+#pragma unroll
+                for (int j = 0; j < tiles_of(NT); j++) {
+                    const uint32_t x[2] = {codes[j].x, codes[j].y};
+                    add_mma_s8(sum[mt][j], a, x);
+                }
             }
         }
         // Lane t brings the minima of the sub-blocks 2 j + t / 2, j = 4 (t % 2) .. + 3; which k they stand at is free.
@@ -385,8 +418,10 @@ template <> struct Raw<Q2_K> {
                     minima[p][2 * j] = __float_as_uint(small_float(low >> (16 * p + 8 * j + 4) & 15));
                     minima[p][2 * j + 1] = __float_as_uint(small_float(high >> (16 * p + 8 * j + 4) & 15));
                 }
-            subtract_minima<NT, 2>(acc[mt], minima, half_bits(raw[mt].d.x >> 16), half_bits(raw[mt].d.y >> 16),
-                                   [&](int nt, int p, int j) { return at.sums(nt, 2 * (4 * odd + 2 * p + j) + half); });
+            float c[tiles_of(NT)][4] = {};
+            multiply_minima<NT>(c, minima, [&](int i, int p, int j) { return at.sums(i, 2 * (4 * odd + 2 * p + j) + half); });
+            add_scaled<NT>(acc[mt], sum[mt], half_bits(raw[mt].d.x & 0xffffu), half_bits(raw[mt].d.y & 0xffffu), at);
+            add_scaled<NT>(acc[mt], c, -half_bits(raw[mt].d.x >> 16), -half_bits(raw[mt].d.y >> 16), at);
         }
     }
 };
@@ -436,11 +471,11 @@ template <> struct Raw<Q4_K> {
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
         const auto at = b.at(block);
+        int sum[MT][tiles_of(NT)][4] = {};
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             uint2 codes[tiles_of(NT)];
-            float2 scales[tiles_of(NT)];
-            fetch<NT>(at, i, codes, scales);
+            fetch<NT>(at, i, codes);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 h0 = raw[mt].head[0], h1 = raw[mt].head[1];
@@ -448,23 +483,23 @@ template <> struct Raw<Q4_K> {
                 const int shift = i % 2 * 4, byte = i % 4 * 8;
                 const uint32_t a[4] = {u.x >> shift & 0x0f0f0f0fu, v.x >> shift & 0x0f0f0f0fu, u.y >> shift & 0x0f0f0f0fu,
                                        v.y >> shift & 0x0f0f0f0fu};
-                const float s0 = small_float(six(h0.y, h0.y, i >= 4, h0.w) >> byte & 63);
-                const float s1 = small_float(six(h1.y, h1.y, i >= 4, h1.w) >> byte & 63);
-                multiply<NT>(acc[mt], a, half_bits(h0.x & 0xffffu) * s0, half_bits(h1.x & 0xffffu) * s1, codes, scales);
+                multiply<NT>(sum[mt], a, (int)(six(h0.y, h0.y, i >= 4, h0.w) >> byte & 63), (int)(six(h1.y, h1.y, i >= 4, h1.w) >> byte & 63), codes);
             }
         }
+        // Lane t brings the minima of the sub-blocks of 32 t and t + 4, for both of their halves.
         const int byte = threadIdx.x % 4 * 8;
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) {
             const uint4 h0 = raw[mt].head[0], h1 = raw[mt].head[1];
-            const uint32_t minima[1][4] = {{__float_as_uint(small_float(six(h0.z, h0.z, false, 0) >> byte & 63)),
-                                            __float_as_uint(small_float(six(h1.z, h1.z, false, 0) >> byte & 63)),
-                                            __float_as_uint(small_float(six(h0.z, h0.z, true, h0.w >> 4) >> byte & 63)),
-                                            __float_as_uint(small_float(six(h1.z, h1.z, true, h1.w >> 4) >> byte & 63))}};
-            subtract_minima<NT, 1>(acc[mt], minima, half_bits(h0.x >> 16), half_bits(h1.x >> 16), [&](int nt, int, int j) {
-                const int k = 2 * (threadIdx.x % 4 + 4 * j);
-                return __uint_as_float(to_tf32(at.sums(nt, k) + at.sums(nt, k + 1)));
-            });
+            const uint32_t minima[4] = {__float_as_uint(small_float(six(h0.z, h0.z, false, 0) >> byte & 63)),
+                                        __float_as_uint(small_float(six(h1.z, h1.z, false, 0) >> byte & 63)),
+                                        __float_as_uint(small_float(six(h0.z, h0.z, true, h0.w >> 4) >> byte & 63)),
+                                        __float_as_uint(small_float(six(h1.z, h1.z, true, h1.w >> 4) >> byte & 63))};
+            const uint32_t twice[2][4] = {{minima[0], minima[1], minima[2], minima[3]}, {minima[0], minima[1], minima[2], minima[3]}};
+            float c[tiles_of(NT)][4] = {};
+            multiply_minima<NT>(c, twice, [&](int i, int p, int j) { return at.sums(i, 2 * (threadIdx.x % 4 + 4 * j) + p); });
+            add_scaled<NT>(acc[mt], sum[mt], half_bits(h0.x & 0xffffu), half_bits(h1.x & 0xffffu), at);
+            add_scaled<NT>(acc[mt], c, -half_bits(h0.x >> 16), -half_bits(h1.x >> 16), at);
         }
     }
 };

@@ -7,31 +7,33 @@ enum { WIDE = 64 };  // activation rows of a block
 
 __host__ __device__ constexpr bool has_min(int dt) { return dt == Q2_K || dt == Q4_K; }
 
-// Bytes of one stage of NT tiles of 8 rows: codes (or halves), scales, sums.
+// One stage of NT tiles of 8 rows: codes (or halves), scales, sums.
 template <int DT, int NT> struct Stage {
-    enum { ITEM = DT == F16 ? 64 : 32, CODES = NT * CHUNK * 8 * ITEM, SCALES = DT == F16 ? 0 : NT * CHUNK * 8 * 4 };
-    enum { SUMS = has_min(DT) ? 2 * SCALES : 0, BYTES = CODES + SCALES + SUMS };
+    enum { K = per_256(DT), ITEM = DT == F16 ? 64 : 32, CODES = NT * CHUNK * 8 * ITEM };
+    enum { SCALES = DT == F16 ? 0 : NT * Staged<K>::SCALES * 8 * 4, SUMS = has_min(DT) ? NT * 2 * CHUNK * 8 * 4 : 0 };
+    enum { BYTES = CODES + SCALES + SUMS };
 
-    static __device__ __forceinline__ Staged view(const uint8_t *at, int first) {
+    static __device__ __forceinline__ Staged<K> view(const uint8_t *at, int first) {
         return {at, (const float *)(at + CODES), (const float *)(at + CODES + SCALES), first};
     }
     // Starts copying the chunk from block `first` on; blank rows repeat another. at[r]: row r's place, in blocks.
     static __device__ __forceinline__ void copy(uint8_t *to, const Quant &x, const int *at, int first, int n_blocks) {
-        const uint8_t *from = DT == F16 ? (const uint8_t *)x.h : (const uint8_t *)x.q;
-        enum { PIECES = ITEM / 16 };
+        const uint8_t *from = DT == F16 ? (const uint8_t *)x.h : (const uint8_t *)(K ? x.kq : x.q);
+        enum { PIECES = ITEM / 16, PER = Staged<K>::SCALES };
         for (int i = threadIdx.x; i < CODES / 16; i += blockDim.x) {
             const int piece = i % PIECES, r = i / PIECES % 8, block = i / PIECES / 8 % CHUNK, nt = i / PIECES / 8 / CHUNK;
             if (first + block < n_blocks)
                 copy_async(to + i * 16, from + ((long long)at[nt * 8 + r] + (first + block) * 8) * ITEM + piece * 16);
         }
         for (int i = threadIdx.x; i < SCALES / 4; i += blockDim.x) {
-            const int r = i % 8, block = i / 8 % CHUNK, nt = i / 8 / CHUNK;
-            if (first + block < n_blocks) copy_async4(to + CODES + i * 4, x.d + at[nt * 8 + r] + (first + block) * 8);
+            const int r = i % 8, block = i / 8 % PER, nt = i / 8 / PER, place = at[nt * 8 + r];
+            if (first + block >= n_blocks) continue;
+            if (K) copy_async4(to + CODES + i * 4, x.kd + (place - place % 8) / 8 + place % 8 + first);
+            else copy_async4(to + CODES + i * 4, x.d + place + (first + block) * 8);
         }
         for (int i = threadIdx.x; i < SUMS / 4; i += blockDim.x) {
             const int r = i % 8, half = i / 8 % (2 * CHUNK), nt = i / 8 / (2 * CHUNK), place = at[nt * 8 + r];
-            if (first + half / 2 < n_blocks)
-                copy_async4(to + CODES + SCALES + i * 4, x.s + 2 * (place & ~7) + (place & 7) + (2 * first + half) * 8);
+            copy_async4(to + CODES + SCALES + i * 4, x.ks + 2 * (place - place % 8) + place % 8 + (2 * first + half) * 8);
         }
         copy_commit();
     }
@@ -56,7 +58,7 @@ __device__ __forceinline__ void wide_walk(const Mat &m, int tile, const Cut &cut
         copy_wait<0>();
         __syncthreads();  // the chunk is there, and nobody reads the other stage any more
         if (first + CHUNK < n) S::copy(room + (1 - turn) * S::BYTES, x, at, first + CHUNK, n);
-        const Staged b = S::view(room + turn * S::BYTES, first);
+        const auto b = S::view(room + turn * S::BYTES, first);
         const int stop = min(first + CHUNK, n);
         for (int block = first; block < stop; block += Raw<DT>::BLOCKS) {
             if (block + Raw<DT>::BLOCKS < n) next.load(m, tile, block + Raw<DT>::BLOCKS);

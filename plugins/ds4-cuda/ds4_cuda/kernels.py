@@ -38,7 +38,7 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
     **{f"product_{dtype}": ("matmul", "RJ") for dtype in DTYPES},
     **{f"product8_{tiles}_{dtype}": ("product8", "RJ") for tiles in (1, 2, 4, 8) for dtype in INT8_DTYPES},
     **{f"product1_{dtype}": ("matmul", "RJ") for dtype in NARROW_DTYPES},
-    "quantize_rows": ("quantize", "RPPPPii"),
+    "quantize_low": ("quantize", "Ri"),
     "quantize_act": ("quantize", "Ri"),
     "route_rows": ("moe", "RLi"),
     "group_pairs": ("moe", "Ri"),

@@ -14,7 +14,7 @@ from ds4.plugin import CSA, HCA, SLIDING, ModelShape
 from ds4_cuda import tensor
 from ds4_cuda.kernels import pack_arguments
 from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, NARROW_DTYPES, record
-from ds4_cuda.work import KEYS, TILE, ceil, max_tiles, max_visible
+from ds4_cuda.work import KEYS, KINDS, TILE, ceil, max_tiles, max_visible
 
 PRODUCT_ROWS, GATE_UP_ROWS, DOWN_ROWS = 4, 2, 4  # weight rows per warp; as in the kernels
 
@@ -55,7 +55,7 @@ def segments(n_in: int) -> tuple[int, int, int]:
 
 NARROW = 64  # outputs of a matrix for which a warp works on one output row alone
 ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
-NO_TWIN = (0, 0, 0, 0)
+NO_TWIN = (0,) * 6
 
 
 def turns(n_blocks: int, n_segments: int) -> int:
@@ -73,7 +73,7 @@ class Product:
 
     mat: Any
     x: int
-    quant: Any  # the twin of x: addresses of codes, scales, sums, halves
+    quant: Any  # the twin of x: a Quant record
     y: int
     x_stride: int
     y_stride: int
@@ -135,7 +135,7 @@ class Sequence:
         dtype, n_in = DTYPES[int(p.mat["dtype"])], int(p.mat["n_in"])
         if not self.run["int8"] or n_in % 32 or p.x_stride % 32 or p.first_row % tensor.M_TILE or p.x_rows:
             return False
-        return bool(p.quant[0]) if dtype in INT8_DTYPES else dtype == "F16" and bool(p.quant[3])
+        return bool(p.quant[{"q": 0, "k": 2, "h": 5}[KINDS[dtype]]]) if dtype in KINDS else False
 
     def _tensor_products(self, n_rows: int, count: int, products: list[Product], row: int = 0) -> Iterator[Launch]:
         """Tensor-core products of one number of inputs; those of Q8_0 and F16 go together. count 0: of `row` alone."""
@@ -178,13 +178,16 @@ class Sequence:
         """A Jobs record of one product, for the reference path."""
         return self._job_set(0, [product], DTYPES[int(product.mat["dtype"])])[3]
 
-    def _twin(self, name: str, offset: int = 0) -> tuple[int, int, int, int]:
-        """The twin of a work buffer, from channel `offset` of its rows on: whole blocks of 32 in tiles of 8 rows."""
-        q, d, s, h = (int(at) for at in self.run[f"{name}_q"].tolist())
+    def _twin(self, name: str, offset: int = 0) -> tuple[int, ...]:
+        """The twin of a work buffer, from channel `offset` of its rows on; zero where there is none or it cannot be cut."""
+        q, d, kq, kd, ks, h = (int(at) for at in self.run[f"{name}_q"].tolist())
         block = offset // 32
-        if not self.run["int8"] or offset % 32:
+        if offset % 32:
             return NO_TWIN
-        return q + block * 256, d + block * 32, s + block * 64, h + block * 512 if h else 0
+        if offset % 256:
+            kq = 0
+        places = ((q, 256), (d, 32), (kq, 256), (kd, 4), (ks, 64), (h, 512))  # bytes that a block of 32 channels takes
+        return tuple(at + block * n_bytes if at else 0 for at, n_bytes in places)
 
     def mat(self, layer: int, suffix: str) -> Any:
         return self.layers[layer]["mat"][LAYER_MATS.index(suffix)]
@@ -315,14 +318,13 @@ class Sequence:
         return self._small("combine_experts", (n, ceil(self.shape.hidden, 256)), 256, row0)
 
     def quantize_low(self, row0: int, n: int) -> Iterator[Launch]:
-        n_in, run = self.shape.o_groups * self.shape.o_lora, self.run
-        if run["int8"] and n_in % 32 == 0:  # else no quantised matrix reads it
-            values = (int(run["low"]), *self._twin("low")[:3], row0, n_in)
-            yield self._small("quantize_rows", (n, ceil(n_in, 1024)), 128, *values)
+        n_in = self.shape.o_groups * self.shape.o_lora
+        if any(self._twin("low")) and n_in % 32 == 0:
+            yield self._small("quantize_low", (n, ceil(n_in, 1024)), 128, row0)
 
     def quantize_act(self, row0: int, n: int) -> Iterator[Launch]:
         shape = self.shape
-        if self.run["int8"] and shape.ffn_width % 32 == 0:
+        if any(self._twin("act")) and shape.ffn_width % 32 == 0:
             grid = (n, shape.n_experts_used + 1, ceil(shape.ffn_width, 1024))
             yield self._small("quantize_act", grid, 128, row0)
 

@@ -76,7 +76,7 @@ class DeviceMemory:
         self._kernels, self._stream, self._progress = kernels, stream, progress
         self._arenas: list[Arena] = []
         try:
-            self._allocate(roundings, int8)
+            self._allocate(model, roundings, int8)
             self._upload(model)
             self.layer_table = self._table()
         except BaseException:
@@ -90,11 +90,12 @@ class DeviceMemory:
             self.driver.memset_d8(arena.base, 0, n_bytes)
         return arena
 
-    def _allocate(self, roundings: bool, int8: bool) -> None:
+    def _allocate(self, model: Any, roundings: bool, int8: bool) -> None:
         shape, limits, layout = self.shape, self.limits, self.layout
         self.slabs = self._arena(max(limits.sessions * layout.slab_bytes, 256), zero=True)
         self.pages = self._arena(max((limits.pages or 0) * layout.page_bytes, 256), zero=True)
-        floats, ints = work.work_floats(shape, limits, int8=int8), work.step_ints(limits)
+        kinds, ints = work.twin_kinds(model, int8=int8), work.step_ints(limits)
+        floats = work.work_floats(shape, limits, kinds)
         buffers = self._arena(
             sum(work.aligned(4 * n) for n in floats.values()) + work.aligned(4 * sum(ints.values())), zero=True
         )
@@ -102,13 +103,13 @@ class DeviceMemory:
         self.step_offset = dict(zip(ints, np.cumsum([0, *ints.values()]).tolist(), strict=False))
         places = {name: buffers.take(4 * n) for name, n in floats.items()}
         twins = work.quant_sources(shape, limits.max_rows or 1)
-        self.run = record(RUN, **self._sizes(roundings), **{k: v for k, v in places.items() if k not in twins})
+        self.run = record(RUN, **self._sizes(roundings), **{k: v for k, v in places.items() if k.removesuffix("_q") not in twins or k in twins})
         self.run["int8"] = int8
         for name, n in twins.items():
-            codes, scales, sums, halves = work.quant_parts(name, n)
-            q = places[name]
-            h = q + codes + scales + sums if halves and int8 else 0
-            self.run[name] = (q, q + codes, q + codes + scales, h)
+            at = places[f"{name}_q"]
+            for field, n_bytes in work.quant_parts(kinds[name], n).items():
+                self.run[f"{name}_q"][field] = at
+                at += n_bytes
         counts = {name: self.step_at + 4 * i for i, name in enumerate(STEP[:3])}
         arrays = {name: self.step_at + 4 * self.step_offset[name] for name in STEP[3:]}
         for name, at in {**counts, **arrays}.items():

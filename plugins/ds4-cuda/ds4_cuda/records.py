@@ -141,7 +141,7 @@ WORK_FLOATS = [
 ]
 WORK_INTS = ["route", "selected", "pairs", "tiles"]
 
-QUANT = np.dtype([("q", "u8"), ("d", "u8"), ("s", "u8"), ("h", "u8")])
+QUANT = np.dtype([(name, "u8") for name in ("q", "d", "kq", "kd", "ks", "h")])
 QUANTS = ("xn_q", "qr_q", "q_q", "low_q", "act_q")
 
 RUN = np.dtype(

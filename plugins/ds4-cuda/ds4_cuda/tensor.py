@@ -52,5 +52,6 @@ def direct_shared(dtype: str, tiles: int, groups: int, n_warps: int, n_segments:
 
 def wide_shared(dtype: str, *, halves: bool = False) -> int:
     """Bytes of shared memory of a block that stages WIDE rows of 256 inputs, twice."""
-    stage = WIDE * 256 + WIDE * 8 * 4 * (3 if dtype in ("Q2_K", "Q4_K") else 1)
+    sides = WIDE * 4 * (8 if dtype == "Q8_0" else 1) + WIDE * 4 * (16 if dtype in ("Q2_K", "Q4_K") else 0)
+    stage = WIDE * 256 + sides
     return TABLES.get(dtype, 0) + 2 * max(stage, WIDE * 512 if halves else 0)

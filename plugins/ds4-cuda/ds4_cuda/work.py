@@ -99,12 +99,44 @@ def step_ints(limits: Limits) -> dict[str, int]:
     }
 
 
-HALVES = ("xn_q", "qr_q")  # twins that F16 matrices read
+SOURCES = {
+    "xn": "attn_q_a attn_kv attn_compressor_kv attn_compressor_gate indexer_compressor_kv indexer_compressor_gate "
+    "indexer.proj ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_gate_shexp ffn_up_shexp output",
+    "qr": "attn_q_b indexer.attn_q_b",
+    "q": "attn_output_a",
+    "low": "attn_output_b",
+    "act": "ffn_down_exps ffn_down_shexp",
+}
+"""Work buffer -> the matrices that multiply it."""
+
+KINDS = {"Q8_0": "q", "F16": "h", "Q4_K": "k", "Q2_K": "k", "IQ2_XXS": "k"}
+"""Weight dtype -> the twin of activations that it meets on tensor cores: see int8.cuh."""
 
 
-def quant_parts(name: str, n: int) -> tuple[int, int, int, int]:
-    """Bytes of the twin of n floats: codes, a scale per 32, a sum per 16, halves; each part aligned."""
-    return aligned(n), aligned(4 * ceil(n, 32)), aligned(4 * ceil(n, 16)), aligned(2 * n) if name in HALVES else 0
+def twin_kinds(model: Any, *, int8: bool) -> dict[str, frozenset[str]]:
+    """Which twins each work buffer needs: its name -> some of "q", "k", "h"."""
+    kinds: dict[str, set[str]] = {source: set() for source in SOURCES}
+    readers = {suffix: source for source, names in SOURCES.items() for suffix in names.split()}
+    for tensor in model.weights.values() if int8 else ():
+        name = tensor.name.removesuffix(".weight")
+        source = readers.get(name.split(".", 2)[2] if name.startswith("blk.") else name)
+        if source and tensor.dtype in KINDS:
+            kinds[source].add(KINDS[tensor.dtype])
+    if model.shape.head_dim % 256:
+        kinds["q"].discard("k")  # a warp of the kernel that writes them has one head
+    return {source: frozenset(found) for source, found in kinds.items()}
+
+
+def quant_parts(kinds: frozenset[str], n: int) -> dict[str, int]:
+    """Bytes of the parts of the twin of n floats, by their field in the Quant record."""
+    parts = {}
+    if "q" in kinds:
+        parts |= {"q": n, "d": 4 * ceil(n, 32)}
+    if "k" in kinds:
+        parts |= {"kq": n, "kd": 4 * ceil(n, 256), "ks": 4 * ceil(n, 16)}
+    if "h" in kinds:
+        parts |= {"h": 2 * n}
+    return {name: aligned(n_bytes) for name, n_bytes in parts.items()}
 
 
 def ceil(a: int, b: int) -> int:
@@ -112,18 +144,18 @@ def ceil(a: int, b: int) -> int:
 
 
 def quant_sources(shape: ModelShape, n: int) -> dict[str, int]:
-    """Floats that have a twin, by the twin's name. Rows lie in tiles of 8."""
+    """Floats of the buffers that have twins. Rows lie in tiles of 8."""
     rows = ceil(n, 8) * 8
     return {
-        "xn_q": rows * shape.hidden,
-        "qr_q": rows * shape.q_lora,
-        "q_q": rows * shape.n_heads * shape.head_dim,
-        "low_q": rows * shape.o_groups * shape.o_lora,
-        "act_q": rows * (shape.n_experts_used + 1) * shape.ffn_width,
+        "xn": rows * shape.hidden,
+        "qr": rows * shape.q_lora,
+        "q": rows * shape.n_heads * shape.head_dim,
+        "low": rows * shape.o_groups * shape.o_lora,
+        "act": rows * (shape.n_experts_used + 1) * shape.ffn_width,
     }
 
 
-def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, int]:
+def work_floats(shape: ModelShape, limits: Limits, twins: dict[str, frozenset[str]]) -> dict[str, int]:
     """4-byte elements of every work buffer, by its name in the Run record."""
     n, streams = limits.max_rows or 1, shape.n_streams
     blocks = attend_rows(shape, limits) * max_splits(shape, limits.context) * shape.n_heads
@@ -157,7 +189,7 @@ def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, i
         "pairs": n * shape.n_experts_used,
         "tiles": 1 + 3 * max_tiles(shape, n),
         "squares": n * ceil(shape.hidden, 256),
-        **{name: sum(quant_parts(name, m)) // 4 * int8 for name, m in quant_sources(shape, n).items()},
+        **{f"{name}_q": sum(quant_parts(twins[name], m).values()) // 4 for name, m in quant_sources(shape, n).items()},
     }
 
 
@@ -171,7 +203,7 @@ def step_bytes(layout: CacheLayout, index_dim: int, layer: int) -> tuple[int, in
 def make_plan(
     model: Any, shape: ModelShape, limits: Limits, layout: CacheLayout, available: int | None, *, int8: bool
 ) -> MemoryPlan:
-    work = sum(aligned(4 * n) for n in work_floats(shape, limits, int8=int8).values())
+    work = sum(aligned(4 * n) for n in work_floats(shape, limits, twin_kinds(model, int8=int8)).values())
     work += aligned(4 * sum(step_ints(limits).values()))
     weights = sum(aligned(device_bytes(tensor)) for tensor in model.weights.values())
     parts = (
