@@ -39,6 +39,13 @@ __device__ __forceinline__ uint32_t to_tf32(float v) {
     return bits;
 }
 
+// 1 / v to a unit in the last place, for ordinary v: one instruction instead of ten.
+__device__ __forceinline__ float reciprocal(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
 // Data that is read once: through the read-only path, not kept in L1.
 __device__ __forceinline__ uint4 load_once(const void *p) {
     uint4 v;

@@ -11,6 +11,7 @@ from ds4.plugin import CSA, HCA, PAGE_TOKENS, CacheLayout, Limits, MemoryPlan, M
 
 ALIGN = 256
 KEYS = 64  # visible rows per attention block; as in attention.cu
+PART = 64  # channels of a part of the streams; as in hyper.cu
 TILE = 8  # rows per matrix tile; as in matmul.cuh
 ATTEND_BYTES = 512 << 20  # room for attention blocks: this bounds how many rows attend at a time
 STAGING_BYTES = 64 << 20
@@ -40,10 +41,10 @@ def attend_rows(shape: ModelShape, limits: Limits) -> int:
     return max(1, min(limits.max_rows or 1, ATTEND_BYTES // per_row))
 
 
-def max_tiles(shape: ModelShape, n_rows: int) -> int:
-    """Most expert tiles that n_rows can need."""
+def max_tiles(shape: ModelShape, n_rows: int, tile: int = TILE) -> int:
+    """Most expert tiles that n_rows can need, with `tile` pairs in a tile."""
     n_pairs = n_rows * shape.n_experts_used
-    return min(n_pairs, min(shape.n_experts, n_pairs) + n_pairs // TILE)
+    return min(n_pairs, min(shape.n_experts, n_pairs) + n_pairs // tile)
 
 
 def page_id_room(limits: Limits) -> int:
@@ -94,9 +95,8 @@ def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, i
     is_csa = CSA in shape.ratios
     return {
         "streams": n * streams * shape.hidden,
-        "z": n * (2 + streams) * streams,
+        "part_z": n * ceil(shape.hidden, PART) * ((2 + streams) * streams + streams * (streams + 1) // 2),
         "coef": n * (2 + streams) * streams,
-        "x": n * shape.hidden,
         "xn": n * shape.hidden,
         "y": n * shape.hidden,
         "qr_raw": n * shape.q_lora,
@@ -120,7 +120,6 @@ def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, i
         "selected": n * shape.index_top_k * is_csa,
         "pairs": n * shape.n_experts_used,
         "tiles": 1 + 3 * max_tiles(shape, n),
-        "squares": n * ceil(shape.hidden, 256),
         **{name: quant_floats(m) * int8 for name, m in quant_sources(shape, n).items()},
     }
 
