@@ -147,7 +147,7 @@ __device__ __forceinline__ void multiply_rows(const Run &run, const float *weigh
                                               int out0, int n_out) {
     const int lane = threadIdx.x % 32, n_inputs = run.n_streams * PART;
     float acc[OUTS][NB] = {};
-#pragma unroll 2
+#pragma unroll 1
     for (int k = 4 * lane; k < n_inputs; k += 128) {
         float4 w[OUTS];
 #pragma unroll
@@ -205,20 +205,25 @@ __device__ __forceinline__ void rotations(const Run &run, int first, int n) {
 // grid (tiles of `tile_rows` rows, parts of 64 channels), block 256: a warp per row, then three outputs of fn per warp.
 // Shared memory: fn's weights of the part and GROUP rows of it, floats. fn is the next sub-layer's; its weights are read
 // once per tile, before the kernel has to wait for the one in front. The start has one more part, for the rotations.
-#define PROJECT(NAME, FROM)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) NAME(const Run run, const Mat fn, int row0, int tile_rows) { \
-        extern __shared__ __align__(16) float weights[];                                                           \
-        if (FROM == EMBEDDING && blockIdx.y == parts_of(run)) {                                                    \
-            follow();                                                                                              \
-            rotations(run, row0 + blockIdx.x * tile_rows, tile_rows);                                              \
-        } else {                                                                                                   \
-            project<FROM>(run, fn, row0, tile_rows, weights);                                                      \
-        }                                                                                                          \
+extern "C" __global__ void __launch_bounds__(256) project_start(const Run run, const Mat fn, int row0, int tile_rows) {
+    extern __shared__ __align__(16) float weights[];
+    if (blockIdx.y < parts_of(run)) {
+        project<EMBEDDING>(run, fn, row0, tile_rows, weights);
+    } else {
+        follow();
+        rotations(run, row0 + blockIdx.x * tile_rows, tile_rows);
     }
+}
 
-PROJECT(project_start, EMBEDDING)
-PROJECT(project_attention, ATTENTION)
-PROJECT(project_experts, EXPERTS)
+extern "C" __global__ void __launch_bounds__(256) project_attention(const Run run, const Mat fn, int row0, int tile_rows) {
+    extern __shared__ __align__(16) float weights[];
+    project<ATTENTION>(run, fn, row0, tile_rows, weights);
+}
+
+extern "C" __global__ void __launch_bounds__(256) project_experts(const Run run, const Mat fn, int row0, int tile_rows) {
+    extern __shared__ __align__(16) float weights[];
+    project<EXPERTS>(run, fn, row0, tile_rows, weights);
+}
 
 // ---------------------------------------------------------------- mixing
 

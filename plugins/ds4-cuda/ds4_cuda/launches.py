@@ -13,7 +13,7 @@ from typing import Any
 from ds4.plugin import CSA, HCA, SLIDING, ModelShape
 from ds4_cuda.kernels import pack_arguments
 from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, NARROW_DTYPES, record
-from ds4_cuda.work import KEYS, TILE, ceil, max_tiles, max_visible
+from ds4_cuda.work import FEW_ROWS, KEYS, PART, TILE, ceil, max_tiles, max_visible
 
 PRODUCT_ROWS, GATE_UP_ROWS, DOWN_ROWS = 4, 2, 4  # weight rows per warp; as in the kernels
 
@@ -142,13 +142,6 @@ class Sequence:
     def mat(self, layer: int, suffix: str) -> Any:
         return self.layers[layer]["mat"][LAYER_MATS.index(suffix)]
 
-    def stream_product(self, layer: int, suffix: str) -> list[Product]:
-        shape, run = self.shape, self.run
-        n = shape.n_streams
-        return [
-            Product(self.mat(layer, suffix), int(run["streams"]), NO_TWIN, int(run["z"]), n * shape.hidden, (2 + n) * n)
-        ]
-
     def input_products(self, layer: int) -> list[Product]:
         """Everything that multiplies the attention's input."""
         shape, run, rec = self.shape, self.run, self.layers[layer]
@@ -215,33 +208,48 @@ class Sequence:
         mat = self.mat(layer, "ffn_gate_inp.weight")
         return [Product(mat, int(run["xn"]), self._twin("xn"), int(run["router"]), shape.hidden, shape.n_experts)]
 
-    def head_products(self) -> tuple[Product, Product]:
-        """The head's stream weights (rows picked through logit_rows), and the logits."""
+    def head_product(self) -> Product:
         shape, run = self.shape, self.run
-        n = shape.n_streams
-        weights = Product(
-            run["output_hc"],
-            int(run["streams"]),
-            NO_TWIN,
-            int(run["z"]),
-            n * shape.hidden,
-            n,
-            x_rows=int(run["logit_rows"]),
-        )
-        return weights, Product(
-            run["output"], int(run["xn"]), self._twin("xn"), int(run["logits"]), shape.hidden, shape.vocab
-        )
+        return Product(run["output"], int(run["xn"]), self._twin("xn"), int(run["logits"]), shape.hidden, shape.vocab)
 
     # ------------------------------------------------------------ small operations, for the rows [row0, row0 + n)
 
     def _small(self, name: str, grid: tuple[int, ...], block: int, *values: Any, shared: int = 0) -> Launch:
         return Launch(name, grid, block, shared, pack_arguments(name, self.run_bytes, *values))
 
+    def _project(self, before: str, fn: Any, row0: int, n: int) -> Launch:
+        """Streams after `before`, and the sums that the sub-layer of `fn` needs."""
+        tile = min(max(n // 4, 1), 32)  # enough blocks for a GPU; many rows share the weights that a block has read
+        parts = ceil(self.shape.hidden, PART) + (before == "start")
+        shared = 4 * PART * self.shape.n_streams * (int(fn["n_out"]) + 8)
+        return self._small(f"project_{before}", (ceil(n, tile), parts), 256, fn.tobytes(), row0, tile, shared=shared)
+
     def start(self, row0: int, n: int) -> Launch:
-        return self._small("start_rows", (n, ceil(self.shape.hidden, 256)), 256, row0)
+        return self._project("start", self.mat(0, "hc_attn_fn.weight"), row0, n)
+
+    def update(self, layer: int, row0: int, n: int) -> Launch:
+        """The attention's output goes into the streams."""
+        return self._project("attention", self.mat(layer, "hc_ffn_fn.weight"), row0, n)
+
+    def combine(self, layer: int, row0: int, n: int) -> Launch:
+        """The experts' outputs are added up and go into the streams."""
+        last = layer + 1 == self.shape.n_layers
+        fn = self.run["output_hc"] if last else self.mat(layer + 1, "hc_attn_fn.weight")
+        return self._project("experts", fn, row0, n)
+
+    def _slices(self, n: int) -> tuple[int, int]:
+        """(number, channels) of the slices of a row that blocks mix: many of them for few rows. Changes no sum."""
+        hidden = self.shape.hidden
+        channels = 256 * ceil(hidden, 256 * max(1, ENOUGH_BLOCKS // (2 * n)))
+        return ceil(hidden, channels), channels
 
     def mix(self, layer: int, row0: int, n: int, is_ffn: int) -> Launch:
-        return self._small("mix_streams", (n,), 512, self.layer_bytes[layer], row0, is_ffn)
+        count, channels = self._slices(n)
+        return self._small("mix_streams", (n, count + 1), 256, self.layer_bytes[layer], row0, is_ffn, channels)
+
+    def mix_head(self, j0: int, n: int) -> Launch:
+        count, channels = self._slices(n)
+        return self._small("mix_head", (n, count), 256, j0, channels)
 
     def store(self, layer: int, row0: int, n: int) -> Iterator[Launch]:
         shape, rec = self.shape, self.layer_bytes[layer]
@@ -258,14 +266,19 @@ class Sequence:
     def select(self, row0: int, n: int) -> Launch:
         return self._small("select_entries", (n,), 1024, row0)
 
-    def update(self, row0: int, n: int) -> Launch:
-        return self._small("update_streams", (n, ceil(self.shape.hidden, 256)), 256, row0)
-
     def route(self, layer: int, row0: int, n: int) -> Launch:
-        return self._small("route_rows", (n,), 256, self.layer_bytes[layer], row0, shared=8 * self.shape.n_experts)
+        warps = min(n, 8)
+        return self._small("route_rows", (ceil(n, warps),), 32 * warps, self.layer_bytes[layer], row0)
 
-    def combine(self, row0: int, n: int) -> Launch:
-        return self._small("combine_experts", (n, ceil(self.shape.hidden, 256)), 256, row0)
+    def route_and_group(self, layer: int, n: int, tile: int) -> Iterator[Launch]:
+        """Choice of experts for all rows, and tiles of at most `tile` pairs of one expert."""
+        shape = self.shape
+        if n <= FEW_ROWS:
+            room = 8 * n * shape.n_experts_used
+            yield self._small("route_group", (1,), 32 * n, self.layer_bytes[layer], tile, shared=room)
+        else:
+            yield self.route(layer, 0, n)
+            yield self._small("group_pairs", (1,), 1024, tile, shared=4 * shape.n_experts)
 
     def quantize_low(self, row0: int, n: int) -> Iterator[Launch]:
         n_in, run = self.shape.o_groups * self.shape.o_lora, self.run
@@ -278,9 +291,6 @@ class Sequence:
         if self.run["int8"] and shape.ffn_width % 32 == 0:
             grid = (n, shape.n_experts_used + 1, ceil(shape.ffn_width, 1024))
             yield self._small("quantize_act", grid, 128, row0)
-
-    def mix_head(self, j0: int, n: int) -> Launch:
-        return self._small("mix_head", (n,), 512, j0)
 
     def publish(self, n_rows: int, layers: int) -> Launch:
         return self._small("publish_rows", (n_rows, self.shape.n_layers), 256, layers)
@@ -297,15 +307,11 @@ class Sequence:
             yield from self._experts(layer, bucket)
         n = bucket.n_logit_rows
         if n:
-            weights, logits = self.head_products()
-            count = int(self.run["n_logit_rows"])
-            yield from self._multiply(n, [weights], count)
             yield self.mix_head(0, n)
-            yield from self._multiply(n, [logits], count)
+            yield from self._multiply(n, [self.head_product()], int(self.run["n_logit_rows"]))
 
     def _attention(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         n, with_index = bucket.n_rows, self.needs_index(layer, bucket.n_tokens)
-        yield from self._multiply(n, self.stream_product(layer, "hc_attn_fn.weight"))
         yield self.mix(layer, 0, n, 0)
         yield from self._multiply(n, self.input_products(layer))
         yield from self.store(layer, 0, n)
@@ -318,7 +324,7 @@ class Sequence:
         yield from self._multiply(n, self.group_products(layer))
         yield from self.quantize_low(0, n)
         yield from self._multiply(n, self.output_product(layer))
-        yield self.update(0, n)
+        yield self.update(layer, 0, n)
 
     def _score(self, layer: int, n_rows: int, n_tokens: int) -> Launch:
         shape = self.shape
@@ -344,18 +350,16 @@ class Sequence:
 
     def _experts(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         n, shape = bucket.n_rows, self.shape
-        yield from self._multiply(n, self.stream_product(layer, "hc_ffn_fn.weight"))
         yield self.mix(layer, 0, n, 1)
         yield from self._multiply(n, self.router_product(layer))
-        yield self.route(layer, 0, n)
-        yield self._small("group_pairs", (1,), 1024, shared=8 * shape.n_experts)
+        yield from self.route_and_group(layer, n, TILE)
         tiles, row_tiles = max_tiles(shape, n), ceil(n, TILE)
         yield self._expert("gate_up", layer, "ffn_gate_exps.weight", tiles, 0, shape.ffn_width, GATE_UP_ROWS)
         yield self._expert("gate_up", layer, "ffn_gate_shexp.weight", row_tiles, 1, shape.ffn_width, GATE_UP_ROWS)
         yield from self.quantize_act(0, n)
         yield self._expert("down", layer, "ffn_down_exps.weight", tiles, 0, shape.hidden, DOWN_ROWS)
         yield self._expert("down", layer, "ffn_down_shexp.weight", row_tiles, 1, shape.hidden, DOWN_ROWS)
-        yield self.combine(0, n)
+        yield self.combine(layer, 0, n)
 
     def _expert(self, kind: str, layer: int, suffix: str, tiles: int, shared: int, n_out: int, rows: int) -> Launch:
         mat = self.mat(layer, suffix)

@@ -23,10 +23,8 @@ class Reference:
             yield from self._attention(layer, row, pos)
             yield from self._experts(layer, row)
         for j in logit_slots:
-            weights, logits = seq.head_products()
-            yield self._product(weights, row, j)
             yield seq.mix_head(j, 1)
-            yield self._product(logits, j, j)
+            yield self._product(seq.head_product(), j, j)
 
     def _product(self, p: Product, x_row: int, y_row: int) -> Launch:
         values = (self.sequence.run_bytes, self.sequence.reference_jobs(p), 0, x_row, y_row)
@@ -36,7 +34,6 @@ class Reference:
         seq = self.sequence
         shape, rec, run = seq.shape, seq.layer_bytes[layer], seq.run_bytes
         with_index = seq.needs_index(layer, pos + 1)
-        yield from (self._product(p, row, row) for p in seq.stream_product(layer, "hc_attn_fn.weight"))
         yield seq.mix(layer, row, 1, 0)
         yield from (self._product(p, row, row) for p in seq.input_products(layer))
         yield from seq.store(layer, row, 1)
@@ -51,12 +48,11 @@ class Reference:
         yield from (self._product(p, row, row) for p in seq.group_products(layer))
         yield from seq.quantize_low(row, 1)
         yield from (self._product(p, row, row) for p in seq.output_product(layer))
-        yield seq.update(row, 1)
+        yield seq.update(layer, row, 1)
 
     def _experts(self, layer: int, row: int) -> Iterator[Launch]:
         seq = self.sequence
         shape = seq.shape
-        yield from (self._product(p, row, row) for p in seq.stream_product(layer, "hc_ffn_fn.weight"))
         yield seq.mix(layer, row, 1, 1)
         yield from (self._product(p, row, row) for p in seq.router_product(layer))
         yield seq.route(layer, row, 1)
@@ -65,7 +61,7 @@ class Reference:
         yield from seq.quantize_act(row, 1)
         for slot in range(shape.n_experts_used + 1):
             yield self._expert("down_simple", layer, row, slot, shape.hidden, shape.ffn_width)
-        yield seq.combine(row, 1)
+        yield seq.combine(layer, row, 1)
 
     def _expert(self, name: str, layer: int, row: int, slot: int, n_out: int, n_in: int) -> Launch:
         values: tuple[Any, ...] = (self.sequence.run_bytes, self.sequence.layer_bytes[layer], row, slot)

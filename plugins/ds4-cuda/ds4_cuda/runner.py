@@ -21,7 +21,7 @@ from ds4.plugin import (
     StepPlan,
 )
 from ds4_cuda.device import Device
-from ds4_cuda.graphs import Launcher, load_bindings
+from ds4_cuda.graphs import Launcher, can_overlap, load_bindings
 from ds4_cuda.kernels import Kernels
 from ds4_cuda.launches import Sequence, bucket_of
 from ds4_cuda.memory import DeviceMemory
@@ -50,7 +50,8 @@ class CudaRunner(Runner):
         driver, shape = self.device.driver, self.shape
         major, minor = driver.Device(self.device.index).compute_capability()
         self._stream = driver.Stream()
-        kernels = Kernels(driver, f"{major}{minor}")
+        api = load_bindings()
+        kernels = Kernels(driver, f"{major}{minor}", api if can_overlap(api, (major, minor)) else None)
         self._memory = DeviceMemory(
             driver,
             kernels,
@@ -64,7 +65,7 @@ class CudaRunner(Runner):
         )
         self._sequence = Sequence(shape, self._memory.run, self._memory.layers)
         self._reference = Reference(self._sequence)
-        self._launcher = Launcher(kernels, self._stream, load_bindings())
+        self._launcher = Launcher(kernels, self._stream, api)
         self._done = driver.Event()
         n_ints = sum(step_ints(self.limits).values())
         self._step_host = driver.pagelocked_empty(n_ints, np.int32)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds4_cuda.backend import CudaBackend
-from fake_cuda import FakeCuda
+from fake_cuda import FakeBindings, FakeCuda
 
 import ds4
 from ds4.plugin import Capabilities, DeviceLostError, MemoryPlanError, Options, UnsupportedModelError
@@ -36,6 +36,30 @@ def test_a_life(open_engine: Any, fake: FakeCuda, case: str, exact: bool) -> Non
     engine.close()
     assert ("product8_Q8_0" in fake.calls) == (not exact and case.startswith("quant"))
     assert not fake.live
+
+
+@pytest.mark.parametrize(("version", "overlaps"), [(13000, True), (12020, False)])
+def test_graphs_link_every_kernel_to_the_one_before(
+    open_engine: Any, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, version: int, overlaps: bool
+) -> None:
+    """Captured the second time; with an old driver through pycuda, whose launches the fake does not capture."""
+    from ds4_cuda import runner
+
+    api = FakeBindings(version)
+    monkeypatch.setattr(runner, "load_bindings", lambda: api)
+    engine = open_engine()
+    session = engine.create_session()
+    for token in (3, 4, 5, 6):
+        session.feed([token])
+    assert len(api.graphs) == 1 and bool(api.modules) == overlaps
+    names = [name for name, _ in api.graphs[0]]
+    linked = [is_linked for _, is_linked in api.graphs[0]]
+    if overlaps:
+        assert names == fake.calls[: len(names)] and linked == [False] + [True] * (len(names) - 1)
+    else:
+        assert not names
+    engine.close()
+    assert not api.graphs and not api.modules
 
 
 def test_one_thread_and_balanced_contexts(open_engine: Any, fake: FakeCuda) -> None:
