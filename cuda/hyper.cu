@@ -11,6 +11,8 @@
 //
 // Order of every sum, a function of the model alone: lane l has the quads l, l + 32, ... of a part's inputs (stream after
 // stream), lanes are a butterfly, parts are summed in runs and the runs in order. Tiles and slices change none.
+//
+// Weights and the step's arrays (no kernel writes them) are read ahead of follow(), so that their latency is nobody's.
 #include "matmul.cuh"
 
 enum { PART = 64, GROUP = 8, MAX_STREAMS = 5, OUTS = 3 };  // OUTS: outputs of fn per warp and turn
@@ -24,16 +26,9 @@ __device__ __forceinline__ float *part_at(const Run &run, int row, int part) {
     return run.part_z + ((long long)row * parts_of(run) + part) * values_of(run);
 }
 
-// Two neighbouring channels; those beyond the row are 0 and not stored.
+// Two neighbouring channels, 0 beyond the row; rows have an even number of channels.
 __device__ __forceinline__ float2 load2(const float *p, int k, int n) {
-    if (n % 2 == 0) return k < n ? *(const float2 *)(p + k) : make_float2(0.0f, 0.0f);
-    return make_float2(k < n ? p[k] : 0.0f, k + 1 < n ? p[k + 1] : 0.0f);
-}
-
-__device__ __forceinline__ void store2(float *p, int k, int n, float2 v) {
-    if (n % 2 == 0 && k < n) *(float2 *)(p + k) = v;
-    if (n % 2 && k < n) p[k] = v.x;
-    if (n % 2 && k + 1 < n) p[k + 1] = v.y;
+    return k < n ? *(const float2 *)(p + k) : make_float2(0.0f, 0.0f);
 }
 
 __device__ __forceinline__ float2 fma2(float a, float2 b, float2 c) { return make_float2(fmaf(a, b.x, c.x), fmaf(a, b.y, c.y)); }
@@ -52,8 +47,18 @@ template <int FROM> __device__ __forceinline__ float2 output_of(const Run &run, 
         const float *weight = run.route_weight + row * run.n_used;
         const float2 last = load2(shared, k, run.hidden);
         float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll 8
-        for (int i = 0; i < run.n_used; i++) sum = fma2(weight[i], load2(out + (long long)i * run.hidden, k, run.hidden), sum);
+        for (int first = 0; first < run.n_used; first += 8) {  // eight loads on their way at once
+            float2 v[8];
+            float w[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const bool is_there = first + i < run.n_used;
+                v[i] = load2(out + (long long)(first + i) * run.hidden, is_there ? k : run.hidden, run.hidden);
+                w[i] = is_there ? weight[first + i] : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum = fma2(w[i], v[i], sum);
+        }
         return make_float2(sum.x + last.x, sum.y + last.y);
     }
 }
@@ -65,8 +70,10 @@ template <int FROM> __device__ __forceinline__ void make_streams(const Run &run,
     float *streams = run.streams + (long long)row * n * run.hidden;
     if constexpr (FROM == EMBEDDING) {
         float2 v = {0.0f, 0.0f};
-        if (k < run.hidden) v.x = decode1(run.embedding, run.tokens[row], k, run.grid);
-        if (k + 1 < run.hidden) v.y = decode1(run.embedding, run.tokens[row], k + 1, run.grid);
+        if (k < run.hidden) {
+            v.x = decode1(run.embedding, run.tokens[row], k, run.grid);
+            v.y = decode1(run.embedding, run.tokens[row], k + 1, run.grid);
+        }
 #pragma unroll
         for (int i = 0; i < MAX_STREAMS; i++) made[i] = v;
     } else {
@@ -87,7 +94,7 @@ template <int FROM> __device__ __forceinline__ void make_streams(const Run &run,
     }
 #pragma unroll
     for (int i = 0; i < MAX_STREAMS; i++)
-        if (i < n) store2(streams + (long long)i * run.hidden, k, run.hidden, made[i]);
+        if (i < n && k < run.hidden) *(float2 *)(streams + (long long)i * run.hidden + k) = made[i];
 }
 
 // A row's part by one warp: streams to device and shared memory ([n_streams, PART], 0 beyond the row), their products
@@ -169,6 +176,7 @@ __device__ __forceinline__ void multiply_rows(const Run &run, const float *weigh
 
 template <int FROM> __device__ __forceinline__ void project(const Run &run, const Mat &fn, int row0, int tile_rows, float *weights) {
     const int warp = threadIdx.x / 32, part = blockIdx.y, n_inputs = run.n_streams * PART;
+    const int first = row0 + blockIdx.x * tile_rows, end = min(first + tile_rows, *run.n_rows);
     float *held = weights + fn.n_out * n_inputs;
     if (run.hidden % 8) load_weights<MXFP4>(run, fn, part, weights);
     else if (fn.dtype == F16) load_weights<F16>(run, fn, part, weights);
@@ -176,7 +184,6 @@ template <int FROM> __device__ __forceinline__ void project(const Run &run, cons
     else if (fn.dtype == F32) load_weights<F32>(run, fn, part, weights);
     else load_weights<MXFP4>(run, fn, part, weights);  // any dtype and size
     follow();
-    const int first = row0 + blockIdx.x * tile_rows, end = min(first + tile_rows, *run.n_rows);
     for (int row = first; row < end; row += GROUP) {
         const int n = min(end - row, (int)GROUP);
         if (warp < n) update_part<FROM>(run, row + warp, part, held + warp * n_inputs, part_at(run, row + warp, part));
@@ -259,15 +266,31 @@ __device__ __forceinline__ float streams_norm(const Run &run, const float *produ
     return inverse_rms(squares, run.n_streams * run.hidden, run.rms_eps);
 }
 
+// What mixing reads of the model, ahead of follow().
+struct Mixing {
+    const float *norm;
+    float scale, base[MAX_STREAMS], w[8];  // w: norm of the thread's first octet
+};
+
+__device__ __forceinline__ Mixing mixing_of(const Run &run, const float *scale, const float *base, const float *norm, int slice) {
+    const int k = blockIdx.y * slice + threadIdx.x * 8;
+    Mixing m = {norm, scale[0]};
+#pragma unroll
+    for (int i = 0; i < MAX_STREAMS; i++) m.base[i] = i < run.n_streams ? base[i] : 0.0f;
+    if (k < run.hidden) load8(norm, k, run.hidden, m.w);
+    return m;
+}
+
 // The weights of the streams in x, and the norm of x. `total`: sums of the parts.
-__device__ __forceinline__ float weigh(const Run &run, const float *total, const float *scale, const float *base, float *pre) {
+__device__ __forceinline__ float weigh(const Run &run, const Mixing &m, const float *total, float *pre) {
     const float *products = total + n_coefs(run);
     const float inverse = streams_norm(run, products);
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < MAX_STREAMS; i++) {
         if (i >= run.n_streams) break;
-        pre[i] = sigmoid(fmaf(total[i] * inverse, scale[0], base[i])) + run.hc_eps;
+        pre[i] = sigmoid(fmaf(total[i] * inverse, m.scale, m.base[i])) + run.hc_eps;
+#pragma unroll
         for (int j = 0; j < i; j++) squares = fmaf(2.0f * pre[i] * pre[j], products[pair_of(i, j)], squares);
         squares = fmaf(pre[i] * pre[i], products[pair_of(i, i)], squares);
     }
@@ -289,25 +312,20 @@ __device__ __forceinline__ void store8(float *p, int k, int n, const float *v) {
     }
 }
 
-// What a mixing reads and writes: sums and streams of `row`, xn[out] and its int8 twin.
-struct Mixing {
-    const float *scale, *base, *norm;
-    int row, out;
-};
-
-// xn = rms(x) * norm for the channels [blockIdx.y * slice, + slice). Eight channels per thread; `w`: the first of norm.
-__device__ __forceinline__ void mix(const Run &run, const Mixing &m, int slice, float *w, float *room, float *total) {
+// xn[out] = rms(x) * norm for the channels [blockIdx.y * slice, + slice) of a row, with its int8 twin. Eight channels per
+// thread.
+__device__ __forceinline__ void mix(const Run &run, Mixing &m, int row, int out, int slice, float *room, float *total) {
     const int begin = blockIdx.y * slice, end = min(begin + slice, run.hidden), n = run.n_streams;
-    const float *streams = run.streams + (long long)m.row * n * run.hidden;
+    const float *streams = run.streams + (long long)row * n * run.hidden;
     float v[MAX_STREAMS][8], pre[MAX_STREAMS];
     int k = begin + threadIdx.x * 8;
     if (k < end) load_streams(run, streams, k, v);  // on their way while the parts are summed
-    sum_parts(run, m.row, room, total);
-    const float inverse = weigh(run, total, m.scale, m.base, pre);
+    sum_parts(run, row, room, total);
+    const float inverse = weigh(run, m, total, pre);
     for (; k - threadIdx.x % 32 * 8 < end; k += blockDim.x * 8) {  // whole warps, for the twins
         if (k >= begin + blockDim.x * 8 && k < end) {
             load_streams(run, streams, k, v);
-            load8(m.norm, k, run.hidden, w);
+            load8(m.norm, k, run.hidden, m.w);
         }
         float sum[8];
 #pragma unroll
@@ -318,9 +336,9 @@ __device__ __forceinline__ void mix(const Run &run, const Mixing &m, int slice, 
             for (int i = 0; i < 8; i++)
                 if (j < n && k < end) sum[i] = fmaf(pre[j], v[j][i], sum[i]);
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum[i] = k < end ? sum[i] * inverse * w[i] : 0.0f;
-        if (k < end) store8(run.xn + (long long)m.out * run.hidden, k, run.hidden, sum);
-        if (run.int8) quantize8(sum, run.xn_q, m.out, k, run.hidden, k < end && run.hidden % 32 == 0);
+        for (int i = 0; i < 8; i++) sum[i] = k < end ? sum[i] * inverse * m.w[i] : 0.0f;
+        if (k < end) store8(run.xn + (long long)out * run.hidden, k, run.hidden, sum);
+        if (run.int8) quantize8(sum, run.xn_q, out, k, run.hidden, k < end && run.hidden % 32 == 0);
     }
 }
 
@@ -347,13 +365,24 @@ __device__ __forceinline__ void sinkhorn4(float entry, int rounds, float eps, fl
     for (int i = 0; i < 16; i += 4) *(float4 *)(c + i) = make_float4(m[i], m[i + 1], m[i + 2], m[i + 3]);
 }
 
+// Places of a lane: entry (i, j) of C, in row-major order; spare lanes repeat entry 0.
+struct Entry {
+    int at, i, j;
+    float post_scale, post_base, scale, base;  // of the lane's post and entry, read ahead of follow()
+};
+
+__device__ __forceinline__ Entry entry_of(const Run &run, const float *scale, const float *base) {
+    const int n = run.n_streams, lane = threadIdx.x % 32, at = lane < n * n ? lane : 0;
+    return {at, at / n, at % n, scale[1], base[n + min(lane, n - 1)], scale[2], base[2 * n + at]};
+}
+
 // One warp: post and C of a row. One entry of C per lane, n * n <= 32; for four streams Sinkhorn goes its own way.
-__device__ __forceinline__ void write_coefs(const Run &run, int row, const float *z, const float *scale, const float *base) {
-    const int n = run.n_streams, lane = threadIdx.x, at = lane < n * n ? lane : 0, i = at / n, j = at % n;
+__device__ __forceinline__ void write_coefs(const Run &run, const Entry &e, int row, const float *z) {
+    const int n = run.n_streams, lane = threadIdx.x, i = e.i, j = e.j;
     const float inverse = streams_norm(run, z + n_coefs(run));
     float *coef = run.coef + (long long)row * n_coefs(run);
-    if (lane < n) coef[n + lane] = 2.0f * sigmoid(fmaf(z[n + lane] * inverse, scale[1], base[n + lane]));
-    float c = fmaf(z[2 * n + at] * inverse, scale[2], base[2 * n + at]), top = -INFINITY, sum = 0.0f;
+    if (lane < n) coef[n + lane] = 2.0f * sigmoid(fmaf(z[n + lane] * inverse, e.post_scale, e.post_base));
+    float c = fmaf(z[2 * n + e.at] * inverse, e.scale, e.base), top = -INFINITY, sum = 0.0f;
     for (int m = 0; m < n; m++) top = fmaxf(top, __shfl_sync(FULL, c, i * n + m));
     c = expf(c - top);
     for (int m = 0; m < n; m++) sum += __shfl_sync(FULL, c, i * n + m);
@@ -373,27 +402,26 @@ extern "C" __global__ void __launch_bounds__(256) mix_streams(const Run run, con
     __shared__ float room[256], total[64];
     const float *scale = layer.vec[is_ffn ? V_HC_FFN_SCALE : V_HC_ATTN_SCALE];
     const float *base = layer.vec[is_ffn ? V_HC_FFN_BASE : V_HC_ATTN_BASE];
-    const float *norm = layer.vec[is_ffn ? V_FFN_NORM : V_ATTN_NORM];
-    const int row = row0 + blockIdx.x, k = blockIdx.y * slice + threadIdx.x * 8;
-    float w[8] = {};
-    if (k < run.hidden) load8(norm, k, run.hidden, w);
-    follow();
-    if (row >= *run.n_rows) return;
+    const int row = row0 + blockIdx.x;
+    const bool is_there = row < *run.n_rows;
     if (blockIdx.y + 1 < gridDim.y) {
-        mix(run, {scale, base, norm, row, row}, slice, w, room, total);
+        Mixing m = mixing_of(run, scale, base, layer.vec[is_ffn ? V_FFN_NORM : V_ATTN_NORM], slice);
+        follow();
+        if (is_there) mix(run, m, row, row, slice, room, total);
     } else {
+        const Entry e = entry_of(run, scale, base);
+        follow();
+        if (!is_there) return;
         sum_parts(run, row, room, total);
-        if (threadIdx.x < 32) write_coefs(run, row, total, scale, base);
+        if (threadIdx.x < 32) write_coefs(run, e, row, total);
     }
 }
 
 // grid (logit rows, slices of the channels), block 256. The same for the output head: row logit_rows[j] -> xn[j].
 extern "C" __global__ void __launch_bounds__(256) mix_head(const Run run, int j0, int slice) {
     __shared__ float room[256], total[64];
-    const int j = j0 + blockIdx.x, k = blockIdx.y * slice + threadIdx.x * 8;
-    float w[8] = {};
-    if (k < run.hidden) load8(run.output_norm, k, run.hidden, w);
+    const int j = j0 + blockIdx.x, row = j < *run.n_logit_rows ? run.logit_rows[j] : -1;
+    Mixing m = mixing_of(run, run.output_hc_scale, run.output_hc_base, run.output_norm, slice);
     follow();
-    if (j >= *run.n_logit_rows) return;
-    mix(run, {run.output_hc_scale, run.output_hc_base, run.output_norm, run.logit_rows[j], j}, slice, w, room, total);
+    if (row >= 0) mix(run, m, row, j, slice, room, total);
 }

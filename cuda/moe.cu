@@ -67,9 +67,9 @@ __device__ __forceinline__ int route_row(const Run &run, const Layer &layer, int
 
 // grid (rows over warps of a block), block any number of warps: one per row.
 extern "C" __global__ void __launch_bounds__(256) route_rows(const Run run, const Layer layer, int row0) {
+    const int row = row0 + (blockIdx.x * blockDim.x + threadIdx.x) / 32, n_rows = *run.n_rows;
     follow();
-    const int row = row0 + (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (row < *run.n_rows) route_row(run, layer, row);
+    if (row < n_rows) route_row(run, layer, row);
 }
 
 // ---------------------------------------------------------------- grouping
@@ -86,10 +86,10 @@ __device__ __forceinline__ void write_tile(const Run &run, int at, int expert, i
 // comparing itself with all others: for few pairs that is less than counting by expert.
 extern "C" __global__ void __launch_bounds__(32 * FEW_ROWS) route_group(const Run run, const Layer layer, int tile_rows) {
     extern __shared__ int key[];  // [warps * n_used] of every pair, then as many: pairs of the tile that starts at a place
-    follow();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_used = run.n_used, n_pairs = *run.n_rows * n_used;
     int *tile_pairs = key + blockDim.x / 32 * n_used;
-    if (warp < *run.n_rows) {
+    follow();
+    if (warp * n_used < n_pairs) {
         const int expert = route_row(run, layer, warp), pair = warp * n_used + lane;
         if (lane < n_used) key[pair] = expert * KEY + pair;
     }
@@ -137,8 +137,8 @@ __device__ __forceinline__ int sum_before(int v, int *room) {
 extern "C" __global__ void __launch_bounds__(1024, 1) group_pairs(const Run run, int tile_rows) {
     extern __shared__ int place[];  // [n_experts]: counts, then where the next pair goes
     __shared__ int room[32];
-    follow();
     const int n = run.n_experts, e = threadIdx.x, n_pairs = *run.n_rows * run.n_used;
+    follow();
     if (e < n) place[e] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < n_pairs; i += blockDim.x) atomicAdd(&place[run.route[i]], 1);

@@ -63,7 +63,8 @@ __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_gr
 template <int PENDING> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 // Programmatic dependent launch: a kernel may start while the one before it ends. Every kernel calls follow() before it
-// reads or writes anything that another kernel of a step writes or reads; weights may be read earlier.
+// reads or writes anything that another kernel of a step writes or reads. Weights and the step's arrays, which no kernel
+// writes, may be read earlier.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -37,6 +37,7 @@ def check_shape(model: Any) -> None:
     problems = {
         "compress_ratios": set(shape.ratios) - {SLIDING, CSA, HCA} and "must be 0, 4 or 128",
         "hyper_connection.count": not 1 <= shape.n_streams <= MAX_STREAMS and f"must be 1 to {MAX_STREAMS}",
+        "embedding_length": shape.hidden % 2 and "must be even",
         "attention.key_length": (shape.head_dim % 4 or shape.head_dim > MAX_HEAD)
         and f"must be a multiple of 4, at most {MAX_HEAD}",
         "rope.dimension_count": (shape.rope_dim % 2 or shape.rope_dim > shape.head_dim)
