@@ -17,6 +17,9 @@
 
 enum { PART = 64, GROUP = 8, MAX_STREAMS = 5, OUTS = 3 };  // OUTS: outputs of fn per warp and turn
 
+// N: the number of streams where it is four, the usual one, so that loops over them are straight code; else 0.
+template <int N> __device__ __forceinline__ int streams_of(const Run &run) { return N ? N : run.n_streams; }
+
 __device__ __forceinline__ int parts_of(const Run &run) { return (run.hidden + PART - 1) / PART; }
 __device__ __forceinline__ int n_coefs(const Run &run) { return (2 + run.n_streams) * run.n_streams; }
 __device__ __forceinline__ constexpr int pair_of(int i, int j) { return i * (i + 1) / 2 + j; }  // j <= i
@@ -44,29 +47,39 @@ template <int FROM> __device__ __forceinline__ float2 output_of(const Run &run, 
     } else {
         const float *out = run.expert_out + (long long)row * run.n_used * run.hidden;
         const float *shared = run.expert_out + ((long long)run.max_rows * run.n_used + row) * run.hidden;
-        const float *weight = run.route_weight + row * run.n_used;
+        const int lane = threadIdx.x % 32;
+        const float weight = lane < run.n_used ? run.route_weight[row * run.n_used + lane] : 0.0f;  // n_used <= 32
         const float2 last = load2(shared, k, run.hidden);
         float2 sum = make_float2(0.0f, 0.0f);
         for (int first = 0; first < run.n_used; first += 8) {  // eight loads on their way at once
             float2 v[8];
-            float w[8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const bool is_there = first + i < run.n_used;
-                v[i] = load2(out + (long long)(first + i) * run.hidden, is_there ? k : run.hidden, run.hidden);
-                w[i] = is_there ? weight[first + i] : 0.0f;
-            }
+            for (int i = 0; i < 8; i++)
+                v[i] = load2(out + (first + i) * run.hidden, first + i < run.n_used ? k : run.hidden, run.hidden);
 #pragma unroll
-            for (int i = 0; i < 8; i++) sum = fma2(w[i], v[i], sum);
+            for (int i = 0; i < 8; i++) sum = fma2(__shfl_sync(FULL, weight, first + i), v[i], sum);
         }
         return make_float2(sum.x + last.x, sum.y + last.y);
     }
 }
 
+// A row's coefficients, spread over the lanes of a warp, so that they are on their way with the first of the data.
+template <int N> struct Coefs {
+    float low, high;
+    __device__ __forceinline__ Coefs(const Run &run, int row) {
+        const int lane = threadIdx.x % 32, n = n_coefs(run);
+        const float *coef = run.coef + (long long)row * n;
+        low = lane < n ? coef[lane] : 0.0f;
+        high = N == 0 && lane + 32 < n ? coef[lane + 32] : 0.0f;
+    }
+    __device__ __forceinline__ float at(int i) const { return N || i < 32 ? __shfl_sync(FULL, low, i) : __shfl_sync(FULL, high, i - 32); }
+};
+
 // The streams of two channels after the sub-layer: new[i] = post[i] y + sum_j C[j, i] old[j]. At the start: n copies of
 // the embedding.
-template <int FROM> __device__ __forceinline__ void make_streams(const Run &run, int row, int k, float2 *made) {
-    const int n = run.n_streams;
+template <int FROM, int N> __device__ __forceinline__ void make_streams(const Run &run, int row, int k, float2 *made) {
+    enum { MOST = N ? N : MAX_STREAMS };
+    const int n = streams_of<N>(run);
     float *streams = run.streams + (long long)row * n * run.hidden;
     if constexpr (FROM == EMBEDDING) {
         float2 v = {0.0f, 0.0f};
@@ -75,37 +88,39 @@ template <int FROM> __device__ __forceinline__ void make_streams(const Run &run,
             v.y = decode1(run.embedding, run.tokens[row], k + 1, run.grid);
         }
 #pragma unroll
-        for (int i = 0; i < MAX_STREAMS; i++) made[i] = v;
+        for (int i = 0; i < MOST; i++) made[i] = v;
     } else {
-        const float *coef = run.coef + (long long)row * n_coefs(run), *post = coef + n, *c = coef + 2 * n;
-        float2 old[MAX_STREAMS];
+        const Coefs<N> c(run, row);
+        float2 old[MOST];
 #pragma unroll
-        for (int j = 0; j < MAX_STREAMS; j++)
-            if (j < n) old[j] = load2(streams + (long long)j * run.hidden, k, run.hidden);
+        for (int j = 0; j < MOST; j++)
+            if (j < n) old[j] = load2(streams + j * run.hidden, k, run.hidden);
         const float2 y = output_of<FROM>(run, row, k);
 #pragma unroll
-        for (int i = 0; i < MAX_STREAMS; i++) {
+        for (int i = 0; i < MOST; i++) {
             if (i >= n) break;
-            made[i] = make_float2(post[i] * y.x, post[i] * y.y);
+            const float post = c.at(n + i);
+            made[i] = make_float2(post * y.x, post * y.y);
 #pragma unroll
-            for (int j = 0; j < MAX_STREAMS; j++)
-                if (j < n) made[i] = fma2(c[j * n + i], old[j], made[i]);
+            for (int j = 0; j < MOST; j++)
+                if (j < n) made[i] = fma2(c.at((2 + j) * n + i), old[j], made[i]);
         }
     }
 #pragma unroll
-    for (int i = 0; i < MAX_STREAMS; i++)
-        if (i < n && k < run.hidden) *(float2 *)(streams + (long long)i * run.hidden + k) = made[i];
+    for (int i = 0; i < MOST; i++)
+        if (i < n && k < run.hidden) *(float2 *)(streams + i * run.hidden + k) = made[i];
 }
 
 // A row's part by one warp: streams to device and shared memory ([n_streams, PART], 0 beyond the row), their products
 // with each other into `sums`.
-template <int FROM> __device__ __forceinline__ void update_part(const Run &run, int row, int part, float *held, float *sums) {
-    const int n = run.n_streams, lane = threadIdx.x % 32;
-    float2 s[MAX_STREAMS];
-    make_streams<FROM>(run, row, part * PART + 2 * lane, s);
+template <int FROM, int N> __device__ __forceinline__ void update_part(const Run &run, int row, int part, float *held, float *sums) {
+    enum { MOST = N ? N : MAX_STREAMS };
+    const int n = streams_of<N>(run), lane = threadIdx.x % 32;
+    float2 s[MOST];
+    make_streams<FROM, N>(run, row, part * PART + 2 * lane, s);
     float product[16] = {};
 #pragma unroll
-    for (int i = 0; i < MAX_STREAMS; i++) {
+    for (int i = 0; i < MOST; i++) {
         if (i >= n) break;
         *(float2 *)(held + i * PART + 2 * lane) = s[i];
 #pragma unroll
@@ -149,10 +164,10 @@ template <int DT> __device__ __forceinline__ void load_weights(const Run &run, c
 }
 
 // A part's sums of outputs out0 .. out0 + OUTS - 1 for NB rows, of which n count.
-template <int NB>
+template <int NB, int N>
 __device__ __forceinline__ void multiply_rows(const Run &run, const float *weights, const float *held, int row, int n, int part,
                                               int out0, int n_out) {
-    const int lane = threadIdx.x % 32, n_inputs = run.n_streams * PART;
+    const int lane = threadIdx.x % 32, n_inputs = streams_of<N>(run) * PART;
     float acc[OUTS][NB] = {};
 #pragma unroll 1
     for (int k = 4 * lane; k < n_inputs; k += 128) {
@@ -174,27 +189,34 @@ __device__ __forceinline__ void multiply_rows(const Run &run, const float *weigh
     }
 }
 
+// Tiles of GROUP rows: their streams by a warp each, then the sums by three outputs of a warp.
+template <int FROM, int N>
+__device__ __forceinline__ void project_rows(const Run &run, const float *weights, int n_out, int first, int end, float *held) {
+    const int warp = threadIdx.x / 32, part = blockIdx.y, n_inputs = streams_of<N>(run) * PART;
+    for (int row = first; row < end; row += GROUP) {
+        const int n = min(end - row, (int)GROUP);
+        if (warp < n) update_part<FROM, N>(run, row + warp, part, held + warp * n_inputs, part_at(run, row + warp, part));
+        __syncthreads();
+        for (int out0 = warp * OUTS; out0 < n_out; out0 += 8 * OUTS) {
+            if (n == 1) multiply_rows<1, N>(run, weights, held, row, n, part, out0, n_out);
+            else if (n <= 4) multiply_rows<4, N>(run, weights, held, row, n, part, out0, n_out);
+            else multiply_rows<8, N>(run, weights, held, row, n, part, out0, n_out);
+        }
+        __syncthreads();
+    }
+}
+
 template <int FROM> __device__ __forceinline__ void project(const Run &run, const Mat &fn, int row0, int tile_rows, float *weights) {
-    const int warp = threadIdx.x / 32, part = blockIdx.y, n_inputs = run.n_streams * PART;
-    const int first = row0 + blockIdx.x * tile_rows, end = min(first + tile_rows, *run.n_rows);
-    float *held = weights + fn.n_out * n_inputs;
+    const int part = blockIdx.y, first = row0 + blockIdx.x * tile_rows, end = min(first + tile_rows, *run.n_rows);
+    float *held = weights + fn.n_out * run.n_streams * PART;
     if (run.hidden % 8) load_weights<MXFP4>(run, fn, part, weights);
     else if (fn.dtype == F16) load_weights<F16>(run, fn, part, weights);
     else if (fn.dtype == BF16) load_weights<BF16>(run, fn, part, weights);
     else if (fn.dtype == F32) load_weights<F32>(run, fn, part, weights);
     else load_weights<MXFP4>(run, fn, part, weights);  // any dtype and size
     follow();
-    for (int row = first; row < end; row += GROUP) {
-        const int n = min(end - row, (int)GROUP);
-        if (warp < n) update_part<FROM>(run, row + warp, part, held + warp * n_inputs, part_at(run, row + warp, part));
-        __syncthreads();
-        for (int out0 = warp * OUTS; out0 < fn.n_out; out0 += 8 * OUTS) {
-            if (n == 1) multiply_rows<1>(run, weights, held, row, n, part, out0, fn.n_out);
-            else if (n <= 4) multiply_rows<4>(run, weights, held, row, n, part, out0, fn.n_out);
-            else multiply_rows<8>(run, weights, held, row, n, part, out0, fn.n_out);
-        }
-        __syncthreads();
-    }
+    if (run.n_streams == 4) project_rows<FROM, 4>(run, weights, fn.n_out, first, end, held);
+    else project_rows<FROM, 0>(run, weights, fn.n_out, first, end, held);
 }
 
 // Cosines and sines of the rows' positions, for both kinds of layers.
@@ -260,10 +282,10 @@ __device__ __forceinline__ void sum_parts(const Run &run, int row, float *room, 
 __device__ __forceinline__ float inverse_rms(float squares, int n, float eps) { return rsqrtf(squares / (float)n + eps); }
 
 // The norm of all streams together, which fn's result is multiplied with.
-__device__ __forceinline__ float streams_norm(const Run &run, const float *products) {
+template <int N> __device__ __forceinline__ float streams_norm(const Run &run, const float *products) {
     float squares = products[0];
-    for (int i = 1; i < run.n_streams; i++) squares += products[pair_of(i, i)];
-    return inverse_rms(squares, run.n_streams * run.hidden, run.rms_eps);
+    for (int i = 1; i < streams_of<N>(run); i++) squares += products[pair_of(i, i)];
+    return inverse_rms(squares, streams_of<N>(run) * run.hidden, run.rms_eps);
 }
 
 // What mixing reads of the model, ahead of follow().
@@ -282,13 +304,13 @@ __device__ __forceinline__ Mixing mixing_of(const Run &run, const float *scale, 
 }
 
 // The weights of the streams in x, and the norm of x. `total`: sums of the parts.
-__device__ __forceinline__ float weigh(const Run &run, const Mixing &m, const float *total, float *pre) {
+template <int N> __device__ __forceinline__ float weigh(const Run &run, const Mixing &m, const float *total, float *pre) {
     const float *products = total + n_coefs(run);
-    const float inverse = streams_norm(run, products);
+    const float inverse = streams_norm<N>(run, products);
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < MAX_STREAMS; i++) {
-        if (i >= run.n_streams) break;
+        if (i >= streams_of<N>(run)) break;
         pre[i] = sigmoid(fmaf(total[i] * inverse, m.scale, m.base[i])) + run.hc_eps;
 #pragma unroll
         for (int j = 0; j < i; j++) squares = fmaf(2.0f * pre[i] * pre[j], products[pair_of(i, j)], squares);
@@ -297,10 +319,10 @@ __device__ __forceinline__ float weigh(const Run &run, const Mixing &m, const fl
     return inverse_rms(fmaxf(squares, 0.0f), run.hidden, run.rms_eps);
 }
 
-__device__ __forceinline__ void load_streams(const Run &run, const float *streams, int k, float (*v)[8]) {
+template <int N> __device__ __forceinline__ void load_streams(const Run &run, const float *streams, int k, float (*v)[8]) {
 #pragma unroll
     for (int j = 0; j < MAX_STREAMS; j++)
-        if (j < run.n_streams) load8(streams + (long long)j * run.hidden, k, run.hidden, v[j]);
+        if (j < streams_of<N>(run)) load8(streams + j * run.hidden, k, run.hidden, v[j]);
 }
 
 __device__ __forceinline__ void store8(float *p, int k, int n, const float *v) {
@@ -314,17 +336,18 @@ __device__ __forceinline__ void store8(float *p, int k, int n, const float *v) {
 
 // xn[out] = rms(x) * norm for the channels [blockIdx.y * slice, + slice) of a row, with its int8 twin. Eight channels per
 // thread.
+template <int N>
 __device__ __forceinline__ void mix(const Run &run, Mixing &m, int row, int out, int slice, float *room, float *total) {
-    const int begin = blockIdx.y * slice, end = min(begin + slice, run.hidden), n = run.n_streams;
+    const int begin = blockIdx.y * slice, end = min(begin + slice, run.hidden), n = streams_of<N>(run);
     const float *streams = run.streams + (long long)row * n * run.hidden;
     float v[MAX_STREAMS][8], pre[MAX_STREAMS];
     int k = begin + threadIdx.x * 8;
-    if (k < end) load_streams(run, streams, k, v);  // on their way while the parts are summed
+    if (k < end) load_streams<N>(run, streams, k, v);  // on their way while the parts are summed
     sum_parts(run, row, room, total);
-    const float inverse = weigh(run, m, total, pre);
+    const float inverse = weigh<N>(run, m, total, pre);
     for (; k - threadIdx.x % 32 * 8 < end; k += blockDim.x * 8) {  // whole warps, for the twins
         if (k >= begin + blockDim.x * 8 && k < end) {
-            load_streams(run, streams, k, v);
+            load_streams<N>(run, streams, k, v);
             load8(m.norm, k, run.hidden, m.w);
         }
         float sum[8];
@@ -379,7 +402,7 @@ __device__ __forceinline__ Entry entry_of(const Run &run, const float *scale, co
 // One warp: post and C of a row. One entry of C per lane, n * n <= 32; for four streams Sinkhorn goes its own way.
 __device__ __forceinline__ void write_coefs(const Run &run, const Entry &e, int row, const float *z) {
     const int n = run.n_streams, lane = threadIdx.x, i = e.i, j = e.j;
-    const float inverse = streams_norm(run, z + n_coefs(run));
+    const float inverse = streams_norm<0>(run, z + n_coefs(run));
     float *coef = run.coef + (long long)row * n_coefs(run);
     if (lane < n) coef[n + lane] = 2.0f * sigmoid(fmaf(z[n + lane] * inverse, e.post_scale, e.post_base));
     float c = fmaf(z[2 * n + e.at] * inverse, e.scale, e.base), top = -INFINITY, sum = 0.0f;
@@ -407,7 +430,9 @@ extern "C" __global__ void __launch_bounds__(256) mix_streams(const Run run, con
     if (blockIdx.y + 1 < gridDim.y) {
         Mixing m = mixing_of(run, scale, base, layer.vec[is_ffn ? V_FFN_NORM : V_ATTN_NORM], slice);
         follow();
-        if (is_there) mix(run, m, row, row, slice, room, total);
+        if (!is_there) return;
+        if (run.n_streams == 4) mix<4>(run, m, row, row, slice, room, total);
+        else mix<0>(run, m, row, row, slice, room, total);
     } else {
         const Entry e = entry_of(run, scale, base);
         follow();
@@ -423,5 +448,7 @@ extern "C" __global__ void __launch_bounds__(256) mix_head(const Run run, int j0
     const int j = j0 + blockIdx.x, row = j < *run.n_logit_rows ? run.logit_rows[j] : -1;
     Mixing m = mixing_of(run, run.output_hc_scale, run.output_hc_base, run.output_norm, slice);
     follow();
-    if (row >= 0) mix(run, m, row, j, slice, room, total);
+    if (row < 0) return;
+    if (run.n_streams == 4) mix<4>(run, m, row, j, slice, room, total);
+    else mix<0>(run, m, row, j, slice, room, total);
 }

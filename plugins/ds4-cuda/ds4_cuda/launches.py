@@ -240,7 +240,7 @@ class Sequence:
     def _slices(self, n: int) -> tuple[int, int]:
         """(number, channels) of the slices of a row that blocks mix: many of them for few rows. Changes no sum."""
         hidden = self.shape.hidden
-        channels = 256 * ceil(hidden, 256 * max(1, ENOUGH_BLOCKS // (2 * n)))
+        channels = 256 * ceil(hidden, 256 * max(1, ENOUGH_BLOCKS // (2 * n) - 1))  # two blocks per multiprocessor
         return ceil(hidden, channels), channels
 
     def mix(self, layer: int, row0: int, n: int, is_ffn: int) -> Launch:
