@@ -24,7 +24,7 @@ OPTIONS = ("-O3", "-fmad=false", "--std=c++17")
 """No contraction: fused operations are written where they are meant, so every kernel rounds alike."""
 
 SIGNATURES: Mapping[str, tuple[str, str]] = {
-    **{f"project_{before}": ("hyper", "RMii") for before in ("start", "attention", "experts")},
+    **{f"project_{before}": ("project", "RMii") for before in ("start", "attention", "experts")},
     "mix_streams": ("hyper", "RLiii"),
     "mix_head": ("hyper", "Rii"),
     "store_rows": ("attention", "RLi"),

@@ -11,7 +11,7 @@ from ds4.plugin import CSA, HCA, PAGE_TOKENS, CacheLayout, Limits, MemoryPlan, M
 
 ALIGN = 256
 KEYS = 64  # visible rows per attention block; as in attention.cu
-PART = 64  # channels of a part of the streams; as in hyper.cu
+PART = 64  # channels of a part of the streams; as in hyper.cuh
 FEW_ROWS = 32  # rows that are routed and grouped by one block; as in moe.cu
 TILE = 8  # rows per matrix tile; as in matmul.cuh
 ATTEND_BYTES = 512 << 20  # room for attention blocks: this bounds how many rows attend at a time

@@ -162,7 +162,7 @@ def test_shapes_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch, fa
 
     golden = Path(__file__).resolve().parents[3] / "tests" / "golden"
     with ds4.Model.open(golden / "tiny-flash.gguf") as model:
-        for change in ({"head_dim": 1024}, {"n_streams": 6}, {"head_dim": 30}):
+        for change in ({"head_dim": 1024}, {"n_streams": 6}, {"head_dim": 30}, {"n_experts": 513}, {"hidden": 63}):
             bad = SimpleNamespace(shape=replace(model.shape, **change), path=model.path, weights={})
             with pytest.raises(UnsupportedModelError):
                 CudaBackend(fake).memory_plan(bad, ds4.Limits(max_rows=8, pages=1), Options())
