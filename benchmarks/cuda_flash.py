@@ -14,6 +14,7 @@ import csv
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,10 +80,10 @@ def kernel_times(engine: ds4.Engine, n_rows: int, context: int) -> list[tuple[st
         for name, launches in same.items():
             many = launches * -(-COPIES // len(launches))
             if launcher.api is None:
-                micros = best_of(runner, lambda many=many: launcher.launch(many))
+                micros = best_of(runner, partial(launcher.launch, many))
             else:
                 graph = launcher.capture(many)
-                micros = best_of(runner, lambda graph=graph: launcher.run(graph))
+                micros = best_of(runner, partial(launcher.run, graph))
                 launcher.destroy(graph)
             found.append((name, len(launches), micros * len(launches) / len(many)))
         return sorted(found, key=lambda row: -row[2])
