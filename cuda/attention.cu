@@ -14,6 +14,7 @@ __device__ __forceinline__ float row_norm(const float *x, int n, float eps, floa
 
 // grid rows, block 256, shared: head_dim floats. qr, the latent row (to the step buffers), ape on the compressors' gates.
 extern "C" __global__ void store_rows(const Run run, const Layer layer, int row0) {
+    follow();
     extern __shared__ float kv[];
     __shared__ float room[8];
     const int row = row0 + blockIdx.x, dim = run.head_dim, n_pairs = run.rope_dim / 2;
@@ -50,6 +51,7 @@ extern "C" __global__ void store_rows(const Run run, const Layer layer, int row0
 
 // grid (rows, heads, then index heads), block 128, shared: head floats. Norm and rotation of queries, in place.
 extern "C" __global__ void finish_queries(const Run run, const Layer layer, int row0) {
+    follow();
     extern __shared__ float head[];
     __shared__ float room[4];
     const int row = row0 + blockIdx.x;
@@ -77,6 +79,7 @@ __device__ __forceinline__ float4 load_cached4(const Run &run, const uint8_t *ro
 
 // grid (rows, groups of 4 heads, key blocks), block 256. JD: 128-channel parts of a head.
 template <int JD> __device__ __forceinline__ void attend(const Run &run, const Layer &layer, int row0) {
+    follow();
     __shared__ const uint8_t *at[KEYS];
     __shared__ __align__(16) float score[KEYS][HEADS];
     const int row = row0 + blockIdx.x, h0 = blockIdx.y * HEADS, first = blockIdx.z * KEYS, dim = run.head_dim;
@@ -161,6 +164,7 @@ ATTEND(4)
 
 // grid (rows, heads), block 128, shared: head_dim floats. Joins the key blocks with the sink; rotates back; into run.q.
 extern "C" __global__ void join_blocks(const Run run, const Layer layer, int row0) {
+    follow();
     extern __shared__ __align__(16) float out[];
     const int row = row0 + blockIdx.x, head = blockIdx.y, dim = run.head_dim, n_pairs = run.rope_dim / 2;
     if (row >= *run.n_rows) return;

@@ -121,30 +121,6 @@ __device__ __forceinline__ void rotate_pair(float *tail, int i, float c, float s
     tail[2 * i + 1] = a * s + b * c;
 }
 
-// ---------------------------------------------------------------- streams
-
-__device__ __forceinline__ int parts_of(const Run &run) { return (run.hidden + 255) / 256; }
-
-// streams[i] = post[i] y + sum_j C[j, i] streams[j] for channel k of a row, and this part's sum of squares for the norm
-// of the next sub-layer. All 256 threads of a block call it; blockIdx.y is the part.
-__device__ __forceinline__ void update_channel(const Run &run, int row, int k, float y, float *room) {
-    const int n = run.n_streams;
-    const float *coef = run.coef + (long long)row * (2 + n) * n, *post = coef + n, *c = coef + 2 * n;
-    float squares = 0.0f;
-    if (k < run.hidden) {
-        float *streams = run.streams + (long long)row * n * run.hidden + k, old[8];
-        for (int j = 0; j < n; j++) old[j] = streams[(long long)j * run.hidden];
-        for (int i = 0; i < n; i++) {
-            float sum = post[i] * y;
-            for (int j = 0; j < n; j++) sum = fmaf(c[j * n + i], old[j], sum);
-            streams[(long long)i * run.hidden] = sum;
-            squares = fmaf(sum, sum, squares);
-        }
-    }
-    squares = block_sum(squares, room);
-    if (threadIdx.x == 0) run.squares[row * parts_of(run) + blockIdx.y] = squares;
-}
-
 // ---------------------------------------------------------------- the original engine's cache roundings
 
 __device__ inline float power_of_two_above(float v) {

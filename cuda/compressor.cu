@@ -4,6 +4,7 @@
 // grid (rows, 1 or 2), block 256, shared: max(head_dim, index_dim) floats. A row that ends a window computes its entry
 // (y = 0) or index key (y = 1) and writes it into its page slot.
 extern "C" __global__ void complete_entries(const Run run, const Layer layer, int row0) {
+    follow();
     extern __shared__ float entry[];
     __shared__ float room[8];
     const int row = row0 + blockIdx.x, ratio = layer.ratio;

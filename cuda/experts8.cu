@@ -37,7 +37,7 @@ struct Down {
 // One tile of pairs with n_groups tiles of outputs from `block` on. `room`: a ring for each warp, then the partial sums.
 template <int DT, int NT, class Kind>
 __device__ __forceinline__ void direct(const Run &run, const Layer &layer, const Work &w, const Tile &t, int block, const uint32_t *tables, uint8_t *room) {
-    enum { MT = Kind::MATS, TILES = tiles_of(NT), ROWS = 8 * TILES, V = ROWS * OUT };
+    enum { MT = Kind::MATS, TILES = tiles_of(NT), ROWS = NT ? 8 * NT : 4, V = ROWS * OUT };
     const int warp = threadIdx.x / 32, wk = warp % w.n_warps, wm = warp / w.n_warps, tile = block * w.n_groups + wm;
     const int g = threadIdx.x % 32 / 4, lane_t = threadIdx.x % 4;
     const Mat *const mats[2] = {Kind::mat(layer, t.shared, 0), Kind::mat(layer, t.shared, 1)};

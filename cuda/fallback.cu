@@ -52,6 +52,7 @@ extern "C" __global__ void down_simple(const Run run, const Layer layer, int row
 
 // One thread per entry.
 extern "C" __global__ void score_simple(const Run run, const Layer layer, int row) {
+    follow();
     const int w = blockIdx.x * blockDim.x + threadIdx.x, dim = run.index_dim, visible = (run.pos[row] + 1) / CSA;
     if (visible <= run.top_k || w >= visible) return;
     const uint8_t *key = entry_slot(run, layer, run.row_item[row], w, layer.index_keys, dim);
@@ -72,6 +73,7 @@ extern "C" __global__ void score_simple(const Run run, const Layer layer, int ro
 // grid heads, block 128. Queries in run.q become attention output in place. Scores lie in part_o, which has room for
 // them: a head's share of it is n_splits * head_dim floats.
 extern "C" __global__ void attend_simple(const Run run, const Layer layer, int row) {
+    follow();
     enum { KEYS = 64 };
     const int head = blockIdx.x, dim = run.head_dim, n_pairs = run.rope_dim / 2, lane = threadIdx.x % 32;
     extern __shared__ __align__(16) float out[];

@@ -7,6 +7,7 @@ enum { ENTRIES = 64, GROUP = 16 };
 
 // grid (rows, blocks of 64 entries), block 64 x head groups, shared: the row's index queries.
 extern "C" __global__ void score_entries(const Run run, const Layer layer, int row0) {
+    follow();
     extern __shared__ float query[];
     const int row = row0 + blockIdx.x, first = blockIdx.y * ENTRIES, dim = run.index_dim, n_heads = run.index_heads;
     if (row >= *run.n_rows) return;
@@ -73,6 +74,7 @@ __device__ __forceinline__ int scan(int v, int *room, int *total) {
 
 // grid rows, block 1024. The top_k best entries, ascending; a tie goes to the lower entry.
 extern "C" __global__ void __launch_bounds__(1024) select_entries(const Run run, int row0) {
+    follow();
     __shared__ int count[256], room[32];
     __shared__ uint32_t s_found;
     __shared__ int s_need;

@@ -62,6 +62,13 @@ __device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t b
     return r;
 }
 
+// 1 / v to a unit in the last place, for ordinary v: one instruction instead of ten.
+__device__ __forceinline__ float reciprocal(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
 // Data that is read once: through the read-only path, not kept in L1.
 __device__ __forceinline__ uint4 load_once(const void *p) {
     uint4 v;
@@ -85,7 +92,8 @@ __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_gr
 template <int PENDING> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 // Programmatic dependent launch: a kernel may start while the one before it ends. Every kernel calls follow() before it
-// reads or writes anything that another kernel of a step writes or reads; weights may be read earlier.
+// reads or writes anything that another kernel of a step writes or reads. Weights and the step's arrays, which no kernel
+// writes, may be read earlier.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -13,6 +13,7 @@ __device__ __forceinline__ void copy_row(uint8_t *ring, const uint8_t *rows, int
 
 // grid (rows, layers), block 256.
 extern "C" __global__ void publish_rows(const Run run, const Layer *layers) {
+    follow();
     const int row = blockIdx.x;
     if (row >= *run.n_rows) return;
     const Layer &layer = layers[blockIdx.y];

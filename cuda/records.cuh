@@ -63,9 +63,9 @@ struct Run {
     const uint32_t *tables;  // its selectors of magnitudes (256) and of signs (128), a nibble per weight
     // work buffers
     float *streams;       // [max_rows, n_streams, hidden]
-    float *z;             // [max_rows, (2 + n) * n]
-    float *coef;          // the same: pre, post, C
-    float *x, *xn, *y;    // [max_rows, hidden]: sub-layer input before and after its norm, output
+    float *part_z;        // [max_rows, parts of 64 channels, (2 + n) * n + n * (n + 1) / 2]: sums for the next sub-layer
+    float *coef;          // [max_rows, (2 + n) * n]: unused, post, C
+    float *xn, *y;        // [max_rows, hidden]: sub-layer input after its norm, output
     float *qr_raw, *qr;   // [max_rows, q_lora]
     float *kv;            // [max_rows, head_dim]
     float *q;             // [max_rows, n_heads, head_dim]: queries, then attention output
@@ -84,7 +84,6 @@ struct Run {
     int *selected;        // [max_rows, top_k]
     int *pairs;           // [max_rows * n_used]: pair numbers grouped by expert
     int *tiles;           // [1 + 3 * tiles]: count, then (expert, first, n) each
-    float *squares;       // [max_rows, parts of 256 channels]: sums of squares of the streams
     Quant xn_q, qr_q, q_q, low_q, act_q;
     const float *output_hc_scale, *output_hc_base, *output_norm;
     Mat embedding, output, output_hc;

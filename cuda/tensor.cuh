@@ -13,6 +13,10 @@
 #pragma once
 #include "decode.cuh"
 
+#ifndef DS4_DEPTH
+#define DS4_DEPTH 3  // steps of weights in a warp's ring; less where a multiprocessor has little shared memory
+#endif
+
 enum { M_TILE = 16, COPIES = 32 };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
 enum { GRID_WORDS = 256, SIGN_WORDS = 128 };
 
@@ -514,7 +518,7 @@ struct Cut {  // of K
 // DEPTH - 1 steps are under way while one is multiplied.
 template <int DT, int MT> struct Walk {
     using R = Raw<DT>;
-    enum { DEPTH = MT * R::BYTES > 4000 ? 2 : 3, RING = DEPTH * MT * R::BYTES };  // bytes per warp
+    enum { DEPTH = MT * R::BYTES > 4000 ? 2 : DS4_DEPTH, RING = DEPTH * MT * R::BYTES };  // bytes per warp
     const Mat *m[MT];
     int tile, s0, s1, block, end;
     Cut cut;

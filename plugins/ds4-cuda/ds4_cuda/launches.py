@@ -14,7 +14,7 @@ from ds4.plugin import CSA, HCA, SLIDING, ModelShape
 from ds4_cuda import tensor
 from ds4_cuda.kernels import pack_arguments
 from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, NARROW_DTYPES, record
-from ds4_cuda.work import KEYS, KINDS, TILE, ceil, max_tiles, max_visible
+from ds4_cuda.work import FEW_ROWS, KEYS, KINDS, PART, TILE, ceil, max_tiles, max_visible
 
 PRODUCT_ROWS, GATE_UP_ROWS, DOWN_ROWS = 4, 2, 4  # weight rows per warp; as in the kernels
 
@@ -89,9 +89,9 @@ class Product:
 class Sequence:
     """Launch lists of one opened model. `run` is the Run record, `layers` the Layer records."""
 
-    def __init__(self, shape: ModelShape, run: Any, layers: list[Any], multiprocessors: int = 132) -> None:
+    def __init__(self, shape: ModelShape, run: Any, layers: list[Any], gpu: tensor.Gpu) -> None:
         self.shape, self.run, self.layers = shape, run, layers
-        self.multiprocessors = multiprocessors
+        self.gpu = gpu
         self.run_bytes = run.tobytes()
         self.layer_bytes = [layer.tobytes() for layer in layers]
 
@@ -149,19 +149,18 @@ class Sequence:
     def _tensor_launch(self, n_rows: int, count: int, products: list[Product], dtype: str, row: int) -> Launch:
         n, segment = tensor.cut(int(products[0].mat["n_in"]))
         tiles = tensor.tiles_at_once(n_rows)
-        n_tasks = sum(ceil(p.rows, tensor.M_TILE) for p in products) * ceil(n_rows, 8 * tiles)
-        groups, n_warps = tensor.share(n_tasks, n) if tiles < 8 else (8, 1)
-        jobs = record(
-            JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups, loops=n_warps, row=row
-        )
-        blocks = self._fill(jobs, products, tensor.M_TILE * groups)
+        n_outputs = sum(ceil(p.rows, tensor.M_TILE) for p in products)
         if tiles < 8:
-            shared = tensor.direct_shared(dtype, tiles, groups, n_warps, n)
+            found = tensor.direct(self.gpu, dtype, tiles, n_outputs, ceil(n_rows, 8 * tiles), n)
         else:
-            shared = tensor.wide_shared(dtype, halves=any(DTYPES[int(p.mat["dtype"])] == "F16" for p in products))
+            halves = any(DTYPES[int(p.mat["dtype"])] == "F16" for p in products)
+            found = tensor.Cut(tiles, 8, 1, tensor.wide_shared(dtype, halves=halves))
+        jobs = record(JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, row=row)
+        jobs["n_groups"], jobs["loops"] = found.groups, found.n_warps
+        blocks = self._fill(jobs, products, tensor.M_TILE * found.groups)
         name = f"product8_{tiles}_{dtype}"
         arguments = pack_arguments(name, self.run_bytes, jobs.tobytes())
-        return Launch(name, (ceil(n_rows, 8 * tiles), blocks), 256, shared, arguments)
+        return Launch(name, (ceil(n_rows, 8 * tiles), blocks), 256, found.shared, arguments)
 
     def _multiply(self, n_rows: int, products: list[Product], count: int | None = None) -> Iterator[Launch]:
         where = int(self.run["n_rows"]) if count is None else count
@@ -191,13 +190,6 @@ class Sequence:
 
     def mat(self, layer: int, suffix: str) -> Any:
         return self.layers[layer]["mat"][LAYER_MATS.index(suffix)]
-
-    def stream_product(self, layer: int, suffix: str) -> list[Product]:
-        shape, run = self.shape, self.run
-        n = shape.n_streams
-        return [
-            Product(self.mat(layer, suffix), int(run["streams"]), NO_TWIN, int(run["z"]), n * shape.hidden, (2 + n) * n)
-        ]
 
     def input_products(self, layer: int) -> list[Product]:
         """Everything that multiplies the attention's input."""
@@ -265,33 +257,48 @@ class Sequence:
         mat = self.mat(layer, "ffn_gate_inp.weight")
         return [Product(mat, int(run["xn"]), self._twin("xn"), int(run["router"]), shape.hidden, shape.n_experts)]
 
-    def head_products(self) -> tuple[Product, Product]:
-        """The head's stream weights (rows picked through logit_rows), and the logits."""
+    def head_product(self) -> Product:
         shape, run = self.shape, self.run
-        n = shape.n_streams
-        weights = Product(
-            run["output_hc"],
-            int(run["streams"]),
-            NO_TWIN,
-            int(run["z"]),
-            n * shape.hidden,
-            n,
-            x_rows=int(run["logit_rows"]),
-        )
-        return weights, Product(
-            run["output"], int(run["xn"]), self._twin("xn"), int(run["logits"]), shape.hidden, shape.vocab
-        )
+        return Product(run["output"], int(run["xn"]), self._twin("xn"), int(run["logits"]), shape.hidden, shape.vocab)
 
     # ------------------------------------------------------------ small operations, for the rows [row0, row0 + n)
 
     def _small(self, name: str, grid: tuple[int, ...], block: int, *values: Any, shared: int = 0) -> Launch:
         return Launch(name, grid, block, shared, pack_arguments(name, self.run_bytes, *values))
 
+    def _project(self, before: str, fn: Any, row0: int, n: int) -> Launch:
+        """Streams after `before`, and the sums that the sub-layer of `fn` needs."""
+        tile = min(max(n // 4, 1), 32)  # enough blocks for a GPU; many rows share the weights that a block has read
+        parts = ceil(self.shape.hidden, PART) + (before == "start")
+        shared = 4 * PART * self.shape.n_streams * (int(fn["n_out"]) + 8)
+        return self._small(f"project_{before}", (ceil(n, tile), parts), 256, fn.tobytes(), row0, tile, shared=shared)
+
     def start(self, row0: int, n: int) -> Launch:
-        return self._small("start_rows", (n, ceil(self.shape.hidden, 256)), 256, row0)
+        return self._project("start", self.mat(0, "hc_attn_fn.weight"), row0, n)
+
+    def update(self, layer: int, row0: int, n: int) -> Launch:
+        """The attention's output goes into the streams."""
+        return self._project("attention", self.mat(layer, "hc_ffn_fn.weight"), row0, n)
+
+    def combine(self, layer: int, row0: int, n: int) -> Launch:
+        """The experts' outputs are added up and go into the streams."""
+        last = layer + 1 == self.shape.n_layers
+        fn = self.run["output_hc"] if last else self.mat(layer + 1, "hc_attn_fn.weight")
+        return self._project("experts", fn, row0, n)
+
+    def _slices(self, n: int) -> tuple[int, int]:
+        """(number, channels) of the slices of a row that blocks mix: many of them for few rows. Changes no sum."""
+        hidden = self.shape.hidden
+        channels = 256 * ceil(hidden, 256 * max(1, ENOUGH_BLOCKS // (2 * n) - 1))  # two blocks per multiprocessor
+        return ceil(hidden, channels), channels
 
     def mix(self, layer: int, row0: int, n: int, is_ffn: int) -> Launch:
-        return self._small("mix_streams", (n,), 512, self.layer_bytes[layer], row0, is_ffn)
+        count, channels = self._slices(n)
+        return self._small("mix_streams", (n, count + 1), 256, self.layer_bytes[layer], row0, is_ffn, channels)
+
+    def mix_head(self, j0: int, n: int) -> Launch:
+        count, channels = self._slices(n)
+        return self._small("mix_head", (n, count), 256, j0, channels)
 
     def store(self, layer: int, row0: int, n: int) -> Iterator[Launch]:
         shape, rec = self.shape, self.layer_bytes[layer]
@@ -308,14 +315,19 @@ class Sequence:
     def select(self, row0: int, n: int) -> Launch:
         return self._small("select_entries", (n,), 1024, row0)
 
-    def update(self, row0: int, n: int) -> Launch:
-        return self._small("update_streams", (n, ceil(self.shape.hidden, 256)), 256, row0)
-
     def route(self, layer: int, row0: int, n: int) -> Launch:
-        return self._small("route_rows", (n,), 256, self.layer_bytes[layer], row0, shared=8 * self.shape.n_experts)
+        warps = min(n, 8)
+        return self._small("route_rows", (ceil(n, warps),), 32 * warps, self.layer_bytes[layer], row0)
 
-    def combine(self, row0: int, n: int) -> Launch:
-        return self._small("combine_experts", (n, ceil(self.shape.hidden, 256)), 256, row0)
+    def route_and_group(self, layer: int, n: int, tile: int) -> Iterator[Launch]:
+        """Choice of experts for all rows, and tiles of at most `tile` pairs of one expert."""
+        shape = self.shape
+        if n <= FEW_ROWS:
+            room = 8 * n * shape.n_experts_used
+            yield self._small("route_group", (1,), 32 * n, self.layer_bytes[layer], tile, shared=room)
+        else:
+            yield self.route(layer, 0, n)
+            yield self._small("group_pairs", (1,), 1024, tile, shared=4 * shape.n_experts)
 
     def quantize_low(self, row0: int, n: int) -> Iterator[Launch]:
         n_in = self.shape.o_groups * self.shape.o_lora
@@ -327,9 +339,6 @@ class Sequence:
         if any(self._twin("act")) and shape.ffn_width % 32 == 0:
             grid = (n, shape.n_experts_used + 1, ceil(shape.ffn_width, 1024))
             yield self._small("quantize_act", grid, 128, row0)
-
-    def mix_head(self, j0: int, n: int) -> Launch:
-        return self._small("mix_head", (n,), 512, j0)
 
     def publish(self, n_rows: int, layers: int) -> Launch:
         return self._small("publish_rows", (n_rows, self.shape.n_layers), 256, layers)
@@ -346,15 +355,11 @@ class Sequence:
             yield from self._experts(layer, bucket)
         n = bucket.n_logit_rows
         if n:
-            weights, logits = self.head_products()
-            count = int(self.run["n_logit_rows"])
-            yield from self._multiply(n, [weights], count)
             yield self.mix_head(0, n)
-            yield from self._multiply(n, [logits], count)
+            yield from self._multiply(n, [self.head_product()], int(self.run["n_logit_rows"]))
 
     def _attention(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         n, with_index = bucket.n_rows, self.needs_index(layer, bucket.n_tokens)
-        yield from self._multiply(n, self.stream_product(layer, "hc_attn_fn.weight"))
         yield self.mix(layer, 0, n, 0)
         yield from self._multiply(n, self.input_products(layer))
         yield from self.store(layer, 0, n)
@@ -367,7 +372,7 @@ class Sequence:
         yield from self._multiply(n, self.group_products(layer))
         yield from self.quantize_low(0, n)
         yield from self._multiply(n, self.output_product(layer))
-        yield self.update(0, n)
+        yield self.update(layer, 0, n)
 
     def _score(self, layer: int, n_rows: int, n_tokens: int) -> Launch:
         shape = self.shape
@@ -393,16 +398,14 @@ class Sequence:
 
     def _experts(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         n, shape = bucket.n_rows, self.shape
-        yield from self._multiply(n, self.stream_product(layer, "hc_ffn_fn.weight"))
         yield self.mix(layer, 0, n, 1)
         yield from self._multiply(n, self.router_product(layer))
-        yield self.route(layer, 0, n)
         tile_rows = self._tile_rows(layer, n)
-        yield self._small("group_pairs", (1,), 1024, tile_rows, shared=8 * shape.n_experts)
+        yield from self.route_and_group(layer, n, tile_rows)
         yield from self._expert("gate_up", layer, n, tile_rows)
         yield from self.quantize_act(0, n)
         yield from self._expert("down", layer, n, tile_rows)
-        yield self.combine(0, n)
+        yield self.combine(layer, 0, n)
 
     def _tile_rows(self, layer: int, n_rows: int) -> int:
         """Pairs per tile of the routed experts: many only where every kernel of the layer takes them."""
@@ -448,12 +451,12 @@ class Sequence:
             at_once, tiles = tile_rows // 8, max_tiles(self.shape, n_rows, tile_rows)
         outputs, name = ceil(int(mat["n_out"]), tensor.M_TILE), f"{kind}8_{at_once}_{dtype}"
         if at_once == 8:
-            groups, n_warps, shared_bytes = 4 if is_pair else 8, 1, tensor.wide_shared(dtype)
-            grid: tuple[int, ...] = (tiles, ceil(outputs, groups))
+            found = tensor.Cut(8, 4 if is_pair else 8, 1, tensor.wide_shared(dtype))
+            grid: tuple[int, ...] = (tiles, ceil(outputs, found.groups))
         else:
-            enough = 6400 if is_pair else 1500
-            groups, n_warps = tensor.share(outputs * min(tiles, self.shape.n_experts), n, enough=enough)
-            shared_bytes = tensor.direct_shared(dtype, at_once, groups, n_warps, n, 2 if is_pair else 1)
-            grid = (min(tiles * ceil(outputs, groups), 2 * self.multiprocessors),)
-        values = (self.layer_bytes[layer], shared, tile_rows, row, n, segment, groups, n_warps)
-        return self._small(name, grid, 256, *values, shared=shared_bytes)
+            enough = 6000 if is_pair else 1500
+            n_tiles, mats = min(tiles, self.shape.n_experts), 2 if is_pair else 1
+            found = tensor.direct(self.gpu, dtype, at_once, outputs, n_tiles, n, mats, enough)
+            grid = (min(tiles * ceil(outputs, found.groups), 2 * self.gpu.multiprocessors),)
+        values = (self.layer_bytes[layer], shared, tile_rows, row, n, segment, found.groups, found.n_warps)
+        return self._small(name, grid, 256, *values, shared=found.shared)

@@ -116,9 +116,8 @@ STEP = [
 ]
 WORK_FLOATS = [
     "streams",
-    "z",
+    "part_z",
     "coef",
-    "x",
     "xn",
     "y",
     "qr_raw",
@@ -156,7 +155,6 @@ RUN = np.dtype(
         ("tables", "u8"),
         *((name, "u8") for name in WORK_FLOATS),
         *((name, "u8") for name in WORK_INTS),
-        ("squares", "u8"),
         *((name, QUANT) for name in QUANTS),
         *((name, "u8") for name in ("output_hc_scale", "output_hc_base", "output_norm")),
         *((name, MAT) for name in ("embedding", "output", "output_hc")),

@@ -23,10 +23,8 @@ class Reference:
             yield from self._attention(layer, row, pos)
             yield from self._experts(layer, row)
         for j in logit_slots:
-            weights, logits = seq.head_products()
-            yield from self._product(weights, row, j)
             yield seq.mix_head(j, 1)
-            yield from self._product(logits, j, j)
+            yield from self._product(seq.head_product(), j, j)
 
     def _product(self, p: Product, x_row: int, y_row: int) -> Iterator[Launch]:
         if self.sequence.on_tensor_cores(p):
@@ -44,7 +42,6 @@ class Reference:
         seq = self.sequence
         shape, rec, run = seq.shape, seq.layer_bytes[layer], seq.run_bytes
         with_index = seq.needs_index(layer, pos + 1)
-        yield from self._products(seq.stream_product(layer, "hc_attn_fn.weight"), row)
         yield seq.mix(layer, row, 1, 0)
         yield from self._products(seq.input_products(layer), row)
         yield from seq.store(layer, row, 1)
@@ -59,19 +56,18 @@ class Reference:
         yield from self._products(seq.group_products(layer), row)
         yield from seq.quantize_low(row, 1)
         yield from self._products(seq.output_product(layer), row)
-        yield seq.update(row, 1)
+        yield seq.update(layer, row, 1)
 
     def _experts(self, layer: int, row: int) -> Iterator[Launch]:
         seq = self.sequence
         shape = seq.shape
-        yield from self._products(seq.stream_product(layer, "hc_ffn_fn.weight"), row)
         yield seq.mix(layer, row, 1, 1)
         yield from self._products(seq.router_product(layer), row)
         yield seq.route(layer, row, 1)
         yield from self._experts_of("gate_up", layer, row, shape.ffn_width, shape.hidden)
         yield from seq.quantize_act(row, 1)
         yield from self._experts_of("down", layer, row, shape.hidden, shape.ffn_width)
-        yield seq.combine(row, 1)
+        yield seq.combine(layer, row, 1)
 
     def _experts_of(self, kind: str, layer: int, row: int, n_out: int, n_in: int) -> Iterator[Launch]:
         """The routed experts one by one, then the shared one."""

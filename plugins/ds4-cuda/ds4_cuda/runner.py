@@ -21,8 +21,9 @@ from ds4.plugin import (
     StepPlan,
 )
 from ds4_cuda.device import Device
-from ds4_cuda.graphs import Launcher, load_bindings
-from ds4_cuda.kernels import Kernels
+from ds4_cuda.graphs import Launcher, can_overlap, load_bindings
+from ds4_cuda import tensor
+from ds4_cuda.kernels import STATIC_SHARED, Kernels, shared_room
 from ds4_cuda.launches import Sequence, bucket_of
 from ds4_cuda.memory import DeviceMemory
 from ds4_cuda.records import DTYPES
@@ -50,7 +51,9 @@ class CudaRunner(Runner):
         driver, shape = self.device.driver, self.shape
         major, minor = driver.Device(self.device.index).compute_capability()
         self._stream = driver.Stream()
-        kernels = Kernels(driver, f"{major}{minor}")
+        api = load_bindings()
+        arch = f"{major}{minor}"
+        kernels = Kernels(driver, arch, api if can_overlap(api, (major, minor)) else None)
         self._memory = DeviceMemory(
             driver,
             kernels,
@@ -63,9 +66,10 @@ class CudaRunner(Runner):
             progress=self._options.progress,
         )
         multiprocessors = driver.Device(self.device.index).get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
-        self._sequence = Sequence(shape, self._memory.run, self._memory.layers, multiprocessors)
+        gpu = tensor.Gpu(int(multiprocessors), shared_room(driver) - STATIC_SHARED, tensor.depth(arch))
+        self._sequence = Sequence(shape, self._memory.run, self._memory.layers, gpu)
         self._reference = Reference(self._sequence)
-        self._launcher = Launcher(kernels, self._stream, load_bindings())
+        self._launcher = Launcher(kernels, self._stream, api)
         self._done = driver.Event()
         n_ints = sum(step_ints(self.limits).values())
         self._step_host = driver.pagelocked_empty(n_ints, np.int32)

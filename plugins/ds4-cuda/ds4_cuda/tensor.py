@@ -6,6 +6,8 @@ the step and changes no sum.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ds4_cuda.work import ceil
 
 M_TILE = 16  # weight rows of a product
@@ -25,6 +27,30 @@ def cut(n_in: int) -> tuple[int, int]:
     return ceil(n_in, segment), segment
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """What the cut depends on."""
+
+    multiprocessors: int = 132
+    room: int = 226 * 1024  # bytes of shared memory that a block may ask for
+    depth: int = 3
+
+
+def depth(arch: str) -> int:
+    """Steps of weights in a warp's ring: fewer where a multiprocessor has about 100 KB of shared memory."""
+    return 3 if arch in ("80", "87", "90", "100", "103") else 2
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a block of 256 threads that does not stage divides its work."""
+
+    tiles: int  # of 8 rows; 0 is a tile of 4
+    groups: int  # tiles of outputs
+    n_warps: int  # that share the segments of a tile of outputs
+    shared: int  # bytes
+
+
 def tiles_at_once(n_rows: int, most_direct: int = DIRECT_ROWS) -> int:
     """Tiles of 8 rows that a block works on: 8 of them are staged."""
     if n_rows > most_direct:
@@ -32,22 +58,27 @@ def tiles_at_once(n_rows: int, most_direct: int = DIRECT_ROWS) -> int:
     return 1 if n_rows <= 8 else 2 if n_rows <= 16 else 4
 
 
-def share(n_tasks: int, n_segments: int, *, enough: int = ENOUGH_WARPS) -> tuple[int, int]:
-    """(tiles of outputs per block, warps that share the segments of a tile); n_tasks: pairs of output and row tiles."""
-    found = (8, 1)
+def share(n_tasks: int, n_segments: int, enough: int) -> tuple[int, int]:
+    """(tiles of outputs per block, warps for each of them); n_tasks: pairs of output and row tiles."""
+    found = (WARPS, 1)
     for n_warps in (2, 4, 8):
         if n_tasks * found[1] >= enough or n_warps > n_segments:
             break
-        if 8 // n_warps * n_segments <= 16:  # else the partial sums take too much shared memory
-            found = (8 // n_warps, n_warps)
+        if WARPS // n_warps * n_segments <= 16:  # else the partial sums take too much shared memory
+            found = (WARPS // n_warps, n_warps)
     return found
 
 
-def direct_shared(dtype: str, tiles: int, groups: int, n_warps: int, n_segments: int, mats: int = 1) -> int:
-    """Bytes of shared memory of a block that does not stage."""
-    sums = groups * n_segments * max(tiles, 1) * PARTIAL * mats if n_warps > 1 else 0
-    ring = WARPS * (2 if mats * STEP[dtype] > 4000 else 3) * mats * STEP[dtype]
-    return TABLES.get(dtype, 0) + ring + sums
+def direct(
+    gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_segments: int, mats: int = 1, enough: int = ENOUGH_WARPS
+) -> Cut:
+    """The cut for n_outputs tiles of outputs and n_row_tiles tiles of `tiles` * 8 rows that fits into shared memory."""
+    ring = WARPS * (2 if mats * STEP[dtype] > 4000 else gpu.depth) * mats * STEP[dtype] + TABLES.get(dtype, 0)
+    groups, n_warps = share(n_outputs * n_row_tiles, n_segments, enough)
+    sums = groups * n_segments * (tiles or 0.5) * PARTIAL * mats if n_warps > 1 else 0
+    if ring + sums > gpu.room:
+        groups, n_warps, sums = WARPS, 1, 0
+    return Cut(tiles, groups, n_warps, ring + int(sums))
 
 
 def wide_shared(dtype: str, *, halves: bool = False) -> int:

@@ -12,6 +12,8 @@ from ds4.plugin import CSA, HCA, PAGE_TOKENS, CacheLayout, Limits, MemoryPlan, M
 
 ALIGN = 256
 KEYS = 64  # visible rows per attention block; as in attention.cu
+PART = 64  # channels of a part of the streams; as in hyper.cuh
+FEW_ROWS = 32  # rows that are routed and grouped by one block; as in moe.cu
 TILE = 8  # rows per matrix tile; as in matmul.cuh
 ATTEND_BYTES = 512 << 20  # room for attention blocks: this bounds how many rows attend at a time
 STAGING_BYTES = 64 << 20
@@ -162,9 +164,8 @@ def work_floats(shape: ModelShape, limits: Limits, twins: dict[str, frozenset[st
     is_csa = CSA in shape.ratios
     return {
         "streams": n * streams * shape.hidden,
-        "z": n * (2 + streams) * streams,
+        "part_z": n * ceil(shape.hidden, PART) * ((2 + streams) * streams + streams * (streams + 1) // 2),
         "coef": n * (2 + streams) * streams,
-        "x": n * shape.hidden,
         "xn": n * shape.hidden,
         "y": n * shape.hidden,
         "qr_raw": n * shape.q_lora,
@@ -188,7 +189,6 @@ def work_floats(shape: ModelShape, limits: Limits, twins: dict[str, frozenset[st
         "selected": n * shape.index_top_k * is_csa,
         "pairs": n * shape.n_experts_used,
         "tiles": 1 + 3 * max_tiles(shape, n),
-        "squares": n * ceil(shape.hidden, 256),
         **{f"{name}_q": sum(quant_parts(twins[name], m).values()) // 4 for name, m in quant_sources(shape, n).items()},
     }
 

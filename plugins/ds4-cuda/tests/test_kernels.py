@@ -13,6 +13,7 @@ TYPES = {
     "const Run run": "R",
     "const Layer layer": "L",
     "const Jobs jobs": "J",
+    "const Mat fn": "M",
     "long long": "q",
     "int": "i",
 }
@@ -32,7 +33,7 @@ def declared() -> dict[str, tuple[str, str]]:
     for path in sorted(kernels.source_folder().glob("*.cu*")):
         text = path.read_text().replace("\\\n", " ")
         for match in re.finditer(
-            r'extern "C" __global__ void\s+(?:__launch_bounds__\([\w, ]+\))?\s*([\w#]+)\(([^)]*)\)', text
+            r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\))?\s*([\w#]+)\(([^)]*)\)', text
         ):
             name, parameters = match.groups()
             codes = "".join(code_of(" ".join(p.split())) for p in parameters.split(","))
