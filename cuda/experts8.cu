@@ -10,7 +10,7 @@ struct Work {
     int shared, tile_rows, row, n_segments, segment, n_groups, n_warps;  // as the kernels' arguments
 };
 
-template <int DT> __device__ __forceinline__ int table_floats() { return DT == IQ2_XXS ? (GRID_WORDS + SIGN_WORDS) * COPIES : 0; }
+template <int DT> __host__ __device__ constexpr int table_bytes() { return DT == IQ2_XXS ? TABLE_BYTES : 0; }
 
 // What becomes of a finished value: gate and up make an activation, down an expert's output.
 struct GateUp {
@@ -34,23 +34,46 @@ struct Down {
     static __device__ __forceinline__ int input_row(const Run &, const Tile &t, int i) { return pair_at(t, i); }
 };
 
-// One tile of pairs with n_groups tiles of outputs from `block` on. `room`: a ring for each warp, then the partial sums.
-template <int DT, int NT, class Kind>
-__device__ __forceinline__ void direct(const Run &run, const Layer &layer, const Work &w, const Tile &t, int block, const uint32_t *tables, uint8_t *room) {
-    enum { MT = Kind::MATS, TILES = tiles_of(NT), ROWS = NT ? 8 * NT : 4, V = ROWS * OUT };
-    const int warp = threadIdx.x / 32, wk = warp % w.n_warps, wm = warp / w.n_warps, tile = block * w.n_groups + wm;
-    const int g = threadIdx.x % 32 / 4, lane_t = threadIdx.x % 4;
-    const Mat *const mats[2] = {Kind::mat(layer, t.shared, 0), Kind::mat(layer, t.shared, 1)};
-    const Cut cut = {w.n_segments, w.segment / 32};
-    const int n_out = mats[0]->n_out;
-    const bool busy = tile * M_TILE < n_out && wm < w.n_groups;
-    const int s0 = busy ? wk * cut.segments / w.n_warps : 0, s1 = busy ? (wk + 1) * cut.segments / w.n_warps : 0;
-    Walk<DT, MT> walk(mats, t.expert * (n_out / M_TILE) + tile, cut, s0, s1, room + warp * Walk<DT, MT>::RING);
-    float *part = (float *)(room + 8 * Walk<DT, MT>::RING);
+// The tasks of a block: (tile of pairs, n_groups tiles of outputs), in turn with the other blocks.
+template <int DT, int NT, class Kind> struct Experts {
+    enum { EARLY = false, MT = Kind::MATS, TILES = tiles_of(NT), ROWS = NT ? 8 * NT : 4, V = ROWS * OUT };
+    const Run &run;
+    const Layer &layer;
+    const Work &w;
+    float *part;
+    int n_out, blocks, set;
+    Tile now;
     float total[MT][TILES][4];
-    Direct<NT, per_256(DT)> b;
-    b.set(Kind::input(run), mats[0]->n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
-    walk.template run<NT>(b, tables, [&](int s, const float (*acc)[TILES][4]) {
+
+    __device__ __forceinline__ Experts(const Run &run, const Layer &layer, const Work &w, float *part)
+        : run(run), layer(layer), w(w), part(part), n_out(Kind::mat(layer, w.shared, 0)->n_out),
+          blocks((n_out / M_TILE + w.n_groups - 1) / w.n_groups), set(threadIdx.x / 32 / w.n_warps) {}
+    __device__ __forceinline__ void ready() { follow(); }
+    __device__ __forceinline__ int count() const {
+        const int n = tile_count(run, w.shared, w.tile_rows, w.row) * blocks, first = blockIdx.x;
+        return first < n ? (n - 1 - first) / gridDim.x + 1 : 0;
+    }
+    __device__ __forceinline__ Tile tile(int j) const {
+        return tile_of(run, w.shared, w.tile_rows, w.row, (blockIdx.x + j * gridDim.x) / blocks);
+    }
+    __device__ __forceinline__ int outputs(int j) const { return (blockIdx.x + j * gridDim.x) % blocks * w.n_groups + set; }
+    __device__ __forceinline__ Place<MT> weights(int j) const {
+        const Tile t = tile(j);
+        const int at = outputs(j);
+        Place<MT> place;
+        for (int i = 0; i < MT; i++) place.m[i] = Kind::mat(layer, t.shared, i);
+        place.tile = t.expert * (n_out / M_TILE) + at;
+        place.busy = at * M_TILE < n_out && set < w.n_groups;
+        return place;
+    }
+    __device__ __forceinline__ Direct<NT, per_256(DT)> rows(int j) {
+        now = tile(j);
+        Direct<NT, per_256(DT)> b;
+        b.set(Kind::input(run), Kind::mat(layer, w.shared, 0)->n_in, now.n, [&](int i) { return Kind::input_row(run, now, i); });
+        return b;
+    }
+    __device__ __forceinline__ void segment(int, int s, const float (*acc)[TILES][4]) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int mt = 0; mt < MT; mt++)
 #pragma unroll
@@ -59,47 +82,48 @@ __device__ __forceinline__ void direct(const Run &run, const Layer &layer, const
                 for (int c = 0; c < 4; c++) {
                     if (!used(NT, c)) continue;
                     if (w.n_warps == 1) total[mt][nt][c] = s ? total[mt][nt][c] + acc[mt][nt][c] : acc[mt][nt][c];
-                    else part[((wm * cut.segments + s) * MT + mt) * V + column_row(NT, nt, 2 * lane_t + c % 2) * OUT + g + c / 2 * 8] = acc[mt][nt][c];
+                    else part[((set * w.n_segments + s) * MT + mt) * V + column_row(NT, nt, 2 * t + c % 2) * OUT + g + c / 2 * 8] = acc[mt][nt][c];
                 }
-    });
-    if (w.n_warps == 1) {
-        if (busy)
-#pragma unroll
-            for (int nt = 0; nt < TILES; nt++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const int i = column_row(NT, nt, 2 * lane_t + c % 2);
-                    if (used(NT, c) && i < t.n)
-                        Kind::store(run, layer, pair_at(t, i), tile * M_TILE + g + c / 2 * 8, total[0][nt][c], total[MT - 1][nt][c]);
-                }
-        return;
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < w.n_groups * ROWS * M_TILE; i += blockDim.x) {
-        const int out = i % M_TILE, row = i / M_TILE % ROWS, set = i / M_TILE / ROWS, at = (block * w.n_groups + set) * M_TILE + out;
-        if (at >= n_out || row >= t.n) continue;
-        const float *p = part + set * cut.segments * MT * V + row * OUT + out;
-        float a = p[0], b = p[(MT - 1) * V];
-        for (int s = 1; s < cut.segments; s++) a += p[s * MT * V], b += p[(s * MT + MT - 1) * V];
-        Kind::store(run, layer, pair_at(t, row), at, a, b);
+    __device__ __forceinline__ void finish(int j) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        if (w.n_warps == 1) {
+            const int out = outputs(j) * M_TILE + g;
+            if (out < n_out)
+#pragma unroll
+                for (int nt = 0; nt < TILES; nt++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        const int i = column_row(NT, nt, 2 * t + c % 2);
+                        if (used(NT, c) && i < now.n) Kind::store(run, layer, pair_at(now, i), out + c / 2 * 8, total[0][nt][c], total[MT - 1][nt][c]);
+                    }
+            return;
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < w.n_groups * ROWS * M_TILE; i += blockDim.x) {
+            const int out = i % M_TILE, row = i / M_TILE % ROWS, tile = i / M_TILE / ROWS, at = (outputs(j) - set + tile) * M_TILE + out;
+            if (at >= n_out || row >= now.n) continue;
+            const float *p = part + tile * w.n_segments * MT * V + row * OUT + out;
+            float a = p[0], b = p[(MT - 1) * V];
+            for (int s = 1; s < w.n_segments; s++) a += p[s * MT * V], b += p[(s * MT + MT - 1) * V];
+            Kind::store(run, layer, pair_at(now, row), at, a, b);
+        }
+        __syncthreads();  // before the next task's sums
     }
-    __syncthreads();  // before the next task's sums
-}
+};
 
-// Blocks of 256 threads take (tile, block of outputs) tasks in turn: n_groups tiles of outputs times n_warps warps that share
-// their segments. Shared: the tables of IQ2_XXS, rings, partial sums.
+// Blocks of 256 threads: n_groups tiles of outputs times n_warps warps that share their segments. Shared: the tables of
+// IQ2_XXS, rings, partial sums.
 template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tasks(const Run &run, const Layer &layer, const Work &w) {
-    extern __shared__ __align__(16) float dynamic[];
+    extern __shared__ __align__(16) uint8_t dynamic[];
+    enum { RING = ring_bytes<DT, Kind::MATS>() };
     uint32_t *tables = (uint32_t *)dynamic;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
-    uint8_t *room = (uint8_t *)(dynamic + table_floats<DT>());
-    follow();
-    const int n_out = Kind::mat(layer, w.shared, 0)->n_out, blocks = (n_out / M_TILE + w.n_groups - 1) / w.n_groups;
-    const int n_tasks = tile_count(run, w.shared, w.tile_rows, w.row) * blocks;
-    for (int task = blockIdx.x; task < n_tasks; task += gridDim.x) {
-        const Tile t = tile_of(run, w.shared, w.tile_rows, w.row, task / blocks);
-        direct<DT, NT, Kind>(run, layer, w, t, task % blocks, tables, room);
-    }
+    uint8_t *room = dynamic + table_bytes<DT>();
+    const int warp = threadIdx.x / 32, k = warp % w.n_warps;
+    const Cut cut = {w.n_segments, w.segment / 32};
+    Experts<DT, NT, Kind> tasks(run, layer, w, (float *)(room + 8 * RING));
+    stream<DT, Kind::MATS, NT>(cut, k * cut.segments / w.n_warps, (k + 1) * cut.segments / w.n_warps, room + warp * RING, tables, tasks);
 }
 
 // ---------------------------------------------------------------- many pairs
@@ -137,10 +161,10 @@ __device__ __forceinline__ void wide(const Run &run, const Layer &layer, const W
 
 // grid (tiles of at most 64 pairs, blocks of 64 (gate and up) or 128 (down) outputs), block 256. Shared: tables, two stages.
 template <int DT, class Kind, int> __device__ __forceinline__ void wide_tile(const Run &run, const Layer &layer, const Work &w) {
-    extern __shared__ __align__(16) float dynamic[];
+    extern __shared__ __align__(16) uint8_t dynamic[];
     __shared__ int at[WIDE];
     uint32_t *tables = (uint32_t *)dynamic;
-    uint8_t *room = (uint8_t *)(dynamic + table_floats<DT>());
+    uint8_t *room = dynamic + table_bytes<DT>();
     follow();
     const Tile t = tile_of(run, w.shared, w.tile_rows, w.row, blockIdx.x);
     if (t.n <= 0) return;

@@ -15,48 +15,6 @@ template <int NT> __device__ __forceinline__ void store_tile(const Job &job, int
         }
 }
 
-// `room`: a ring for each warp, then the partial sums.
-template <int DT, int NT>
-__device__ __forceinline__ void direct(const Job &job, const Jobs &jobs, int block, const uint32_t *tables, uint8_t *room) {
-    enum { V = 8 * NT * OUT };
-    const int warp = threadIdx.x / 32, wk = warp % jobs.loops, wm = warp / jobs.loops, tile = block * jobs.n_groups + wm;
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const Cut cut = {jobs.n_segments, jobs.segment / 32};
-    const bool busy = tile * M_TILE < job.n_out && wm < jobs.n_groups;
-    const Mat *const mats[1] = {&job.mat};
-    const int s0 = busy ? wk * cut.segments / jobs.loops : 0, s1 = busy ? (wk + 1) * cut.segments / jobs.loops : 0;
-    Walk<DT, 1> walk(mats, job.first_row / M_TILE + tile, cut, s0, s1, room + warp * Walk<DT, 1>::RING);
-    float *part = (float *)(room + 8 * Walk<DT, 1>::RING);
-    follow();
-    const int first = jobs.count ? blockIdx.x * 8 * NT : jobs.row, n = jobs.count ? min(*jobs.count - first, 8 * NT) : 1;
-    if (n <= 0) return;
-    float total[NT][4];
-    Direct<NT, per_256(DT)> b;
-    b.set(job.xq, job.x_stride, n, [&](int i) { return first + i; });
-    walk.template run<NT>(b, tables, [&](int s, const float (*acc)[NT][4]) {
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                if (jobs.loops == 1) total[nt][c] = s ? total[nt][c] + acc[0][nt][c] : acc[0][nt][c];
-                else part[(wm * cut.segments + s) * V + (nt * 8 + 2 * t + c % 2) * OUT + g + c / 2 * 8] = acc[0][nt][c];
-            }
-    });
-    if (jobs.loops == 1) {
-        if (busy) store_tile<NT>(job, tile, first, n, total);
-        return;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < jobs.n_groups * NT * 8 * M_TILE; i += blockDim.x) {
-        const int out = i % M_TILE, row = i / M_TILE % (NT * 8), set = i / M_TILE / (NT * 8), at = (block * jobs.n_groups + set) * M_TILE + out;
-        if (at >= job.n_out || row >= n) continue;
-        const float *p = part + set * cut.segments * V + row * OUT + out;
-        float sum = p[0];
-        for (int s = 1; s < cut.segments; s++) sum += p[s * V];
-        job.y[(long long)(first + row) * job.y_stride + at] = sum;
-    }
-}
-
 __device__ __forceinline__ const Job &job_of(const Jobs &jobs, int *block) {
     int j = 0;
     while (j + 1 < jobs.n_jobs && *block >= jobs.job[j + 1].first_block) j++;
@@ -64,16 +22,91 @@ __device__ __forceinline__ const Job &job_of(const Jobs &jobs, int *block) {
     return jobs.job[j];
 }
 
-// grid (tiles of 8 NT rows, blocks of n_groups * 16 outputs), block 256: n_groups tiles times `loops` warps that share the
-// segments of a tile. Shared: the tables of IQ2_XXS, rings, partial sums. Jobs of Q8_0 and F16 go together.
+// The tasks of a block: n_groups tiles of outputs each, of the blocks first, first + step, ... below end.
+template <int DT, int NT> struct Products {
+    enum { EARLY = true, V = 8 * NT * OUT };
+    const Jobs &jobs;
+    int first, step, end;
+    float *part;  // partial sums
+    int warps_per_tile, set, first_row, n_rows;
+    float total[NT][4];
+
+    __device__ __forceinline__ Products(const Jobs &jobs, int first, int step, int end, float *part)
+        : jobs(jobs), first(first), step(step), end(end), part(part), warps_per_tile(jobs.loops), set(threadIdx.x / 32 / jobs.loops) {}
+    __device__ __forceinline__ int count() const { return first < end ? (end - 1 - first) / step + 1 : 0; }
+    __device__ __forceinline__ const Job &at(int j, int *block) const {
+        *block = first + j * step;
+        return job_of(jobs, block);
+    }
+    __device__ __forceinline__ Place<1> weights(int j) const {
+        int block;
+        const Job &job = at(j, &block);
+        const int tile = block * jobs.n_groups + set;
+        return {{&job.mat}, job.first_row / M_TILE + tile, tile * M_TILE < job.n_out && set < jobs.n_groups};
+    }
+    __device__ __forceinline__ void ready() {
+        follow();
+        first_row = jobs.count ? blockIdx.x * 8 * NT : jobs.row;
+        n_rows = jobs.count ? max(min(*jobs.count - first_row, 8 * NT), 1) : 1;  // a block beyond the last row repeats it
+        if (jobs.count && first_row >= *jobs.count) first_row = *jobs.count - 1;
+    }
+    __device__ __forceinline__ Direct<NT, per_256(DT)> rows(int j) const {
+        int block;
+        const Job &job = at(j, &block);
+        Direct<NT, per_256(DT)> b;
+        b.set(job.xq, job.x_stride, n_rows, [&](int i) { return first_row + i; });
+        return b;
+    }
+    __device__ __forceinline__ void segment(int, int s, const float (*acc)[NT][4]) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                if (warps_per_tile == 1) total[nt][c] = s ? total[nt][c] + acc[0][nt][c] : acc[0][nt][c];
+                else part[(set * jobs.n_segments + s) * V + (nt * 8 + 2 * t + c % 2) * OUT + g + c / 2 * 8] = acc[0][nt][c];
+            }
+    }
+    __device__ __forceinline__ void finish(int j) {
+        int block;
+        const Job &job = at(j, &block);
+        if (warps_per_tile == 1) return store_tile<NT>(job, block * jobs.n_groups + set, first_row, n_rows, total);
+        __syncthreads();
+        for (int i = threadIdx.x; i < jobs.n_groups * NT * 8 * M_TILE; i += blockDim.x) {
+            const int out = i % M_TILE, row = i / M_TILE % (NT * 8), tile = i / M_TILE / (NT * 8);
+            const int at = (block * jobs.n_groups + tile) * M_TILE + out;
+            if (at >= job.n_out || row >= n_rows) continue;
+            const float *p = part + tile * jobs.n_segments * V + row * OUT + out;
+            float sum = p[0];
+            for (int s = 1; s < jobs.n_segments; s++) sum += p[s * V];
+            job.y[(long long)(first_row + row) * job.y_stride + at] = sum;
+        }
+        __syncthreads();  // before the next task's sums
+    }
+};
+
+template <int DT, int NT> __device__ __forceinline__ void products(const Jobs &jobs, int first, int end, const uint32_t *tables, uint8_t *room) {
+    const int warp = threadIdx.x / 32, k = warp % jobs.loops;
+    const Cut cut = {jobs.n_segments, jobs.segment / 32};
+    Products<DT, NT> tasks(jobs, first, gridDim.y, end, (float *)(room + 8 * ring_bytes<DT, 1>()));
+    stream<DT, 1, NT>(cut, k * cut.segments / jobs.loops, (k + 1) * cut.segments / jobs.loops, room + warp * ring_bytes<DT, 1>(), tables, tasks);
+}
+
+// grid (tiles of 8 NT rows, blocks that take turns), block 256: n_groups tiles of 16 outputs times `loops` warps that share
+// the segments of a tile. Shared: the tables of IQ2_XXS, rings, partial sums. Jobs of Q8_0 and, from n_first on, F16 go
+// together.
 template <int DT, int NT> __device__ __forceinline__ void product8(const Run &run, const Jobs &jobs) {
     extern __shared__ __align__(16) uint8_t room[];
     uint32_t *tables = (uint32_t *)room;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
-    int block = blockIdx.y;
-    const Job &job = job_of(jobs, &block);
-    if (DT == Q8_0 && job.mat.dtype == F16) direct<F16, NT>(job, jobs, block, tables, room);
-    else direct<DT, NT>(job, jobs, block, tables, room + (DT == IQ2_XXS ? (GRID_WORDS + SIGN_WORDS) * COPIES * 4 : 0));
+    const int y = blockIdx.y, first = y < jobs.n_first ? y : jobs.n_blocks;
+    if (DT == Q8_0 && jobs.n_first < jobs.n_blocks) {
+        if (y < jobs.n_first) products<DT, NT>(jobs, y, jobs.n_first, tables, room);
+        const int turns = jobs.n_first > y ? (jobs.n_first - 1 - y) / gridDim.y + 1 : 0;
+        products<F16, NT>(jobs, y + turns * gridDim.y, jobs.n_blocks, tables, room);
+    } else {
+        products<DT, NT>(jobs, first, jobs.n_blocks, tables, room + (DT == IQ2_XXS ? TABLE_BYTES : 0));
+    }
 }
 
 // grid (tiles of 64 rows, blocks of 128 outputs), block 256. Shared: the tables of IQ2_XXS, then two stages.
@@ -86,7 +119,7 @@ template <int DT> __device__ __forceinline__ void wide(const Run &run, const Job
     const int tile = block * 8 + threadIdx.x / 32, last = (job.n_out - 1) / M_TILE;
     float total[8][4];
     wide_walk<DT, 8>(job.mat, job.first_row / M_TILE + min(tile, last), cut, job.xq, at,
-                     room + (DT == IQ2_XXS ? (GRID_WORDS + SIGN_WORDS) * COPIES * 4 : 0), tables, total);
+                     room + (DT == IQ2_XXS ? TABLE_BYTES : 0), tables, total);
     if (tile <= last) store_tile<8>(job, tile, first, n, total);
 }
 

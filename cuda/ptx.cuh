@@ -55,10 +55,10 @@ __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint
     return v;
 }
 
-// (v & mask) | bits in one instruction, with a constant for either (the compiler makes two of it).
-__device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t bits) {
+// v >> n for scale = 2^(32 - n), by the multiplier, where the shifter has more to do. The compiler must not know `scale`.
+__device__ __forceinline__ uint32_t shift_by_product(uint32_t v, uint32_t scale) {
     uint32_t r;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(v), "r"(mask), "r"(bits));
+    asm("{.reg .b32 low; .reg .b64 wide; mul.wide.u32 wide, %1, %2; mov.b64 {low, %0}, wide;}" : "=r"(r) : "r"(v), "r"(scale));
     return r;
 }
 

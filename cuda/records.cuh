@@ -103,8 +103,10 @@ enum { MAX_JOBS = 16 };
 struct Jobs {
     Job job[MAX_JOBS];
     const int *count;  // rows of this step
-    int n_jobs, n_segments, segment, n_groups, loops, row;  // segment: inputs per warp; groups per block, and turns
-    // tensor-core products: n_groups tiles of 16 outputs at a time, segments shared by `loops` warps; count null: only `row`
+    int n_jobs, n_segments, segment, n_groups, loops, unused;  // segment: inputs per warp; groups per block, and turns
+    // Tensor-core products: n_groups tiles of 16 outputs at a time, segments shared by `loops` warps; blocks from n_first on
+    // are of F16 jobs; count null: only `row`.
+    int row, n_first, n_blocks, more;
 };
 
 #ifdef DS4_RUN_BYTES  // given by ds4_cuda.kernels: the sizes of the records as the host writes them

@@ -14,11 +14,12 @@
 #include "decode.cuh"
 
 #ifndef DS4_DEPTH
-#define DS4_DEPTH 3  // steps of weights in a warp's ring; less where a multiprocessor has little shared memory
+#define DS4_DEPTH 4  // most steps of weights in a warp's ring; 2 where a multiprocessor has little shared memory
 #endif
 
 enum { M_TILE = 16, COPIES = 32 };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
-enum { GRID_WORDS = 256, SIGN_WORDS = 128 };
+enum { GRID_WORDS = 256, SIGN_WORDS = 128, TABLE_WORDS = GRID_WORDS + SIGN_WORDS };
+enum { TABLE_BYTES = TABLE_WORDS * COPIES * 4 + 128 };
 
 #define MAGIC 0x4b400000     // 1.5 * 2^23: an int below 2^22 added to it is a float's mantissa
 #define MAGIC_F 12582912.0f
@@ -209,7 +210,7 @@ template <> struct Raw<Q8_0> {
     }
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
-        const auto at = b.at(block);
+        const auto &at = b.at(block);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             if (block + i >= end) break;
@@ -258,7 +259,7 @@ template <> struct Raw<F16> {
     }
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
-        const auto at = b.at(block);
+        const auto &at = b.at(block);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             if (block + i >= end) break;
@@ -303,39 +304,40 @@ template <> struct Raw<IQ2_XXS> {
         r[1] = *(const uint4 *)(from + 512 + lane * 16);
         d = *(const uint32_t *)(from + 1024 + lane * 4);
     }
-    // The scales of all blocks of a row, 4 bits each: block i at nibble i % 2 * 4 + i / 2. Lane t has bit t of each.
-    static __device__ __forceinline__ uint32_t gather(const uint4 &v) {
-        const uint32_t own = (v.x >> 15 & 0x00010001u) | (v.y >> 11 & 0x00100010u) | (v.z >> 7 & 0x01000100u) | (v.w >> 3 & 0x10001000u);
-        uint32_t all = own << threadIdx.x % 4;
-        all |= __shfl_xor_sync(FULL, all, 1);
-        return all | __shfl_xor_sync(FULL, all, 2);
-    }
-    // Eight weights from 16 bits: selectors of magnitudes and of signs, xored; a byte permutation picks from 6 values.
-    static __device__ __forceinline__ void decode(uint32_t word, bool high, const uint32_t *tables, uint32_t *lo, uint32_t *hi) {
+    // Eight weights from 16 bits: selectors of magnitudes and of signs, added; a byte permutation picks from 6 values.
+    // half: 2^16, which the compiler must not know.
+    static __device__ __forceinline__ void decode(uint32_t word, bool high, const uint32_t *tables, uint32_t half, uint32_t *lo, uint32_t *hi) {
         static_assert(COPIES == 32, "a word's copies fill the 128 bytes between the bits below");
         const uint32_t lane = threadIdx.x % 32 * 4;
         const uint32_t index = ((high ? word >> 16 : word) & 0x7f80u) | lane, sign = ((high ? word >> 9 : word << 7) & 0x3f80u) | lane;
-        const uint32_t at = *(const uint32_t *)((const uint8_t *)tables + index) ^
+        const uint32_t at = *(const uint32_t *)((const uint8_t *)tables + index) +
                             *(const uint32_t *)((const uint8_t *)(tables + GRID_WORDS * COPIES) + sign);
         *lo = pick_bytes(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
-        *hi = pick_bytes(0x002b1908u, 0x00d5e7f8u, at >> 16);
+        *hi = pick_bytes(0x002b1908u, 0x00d5e7f8u, shift_by_product(at, half));
     }
-    // 2 s + 1 for the nibbles s of all blocks of a row, a byte each: blocks 0, 4, 1, 5, then 2, 6, 3, 7.
-    static __device__ __forceinline__ uint2 odd_scales(uint32_t all) {
-        return make_uint2((all & 0x0f0f0f0fu) * 2 + 0x01010101u, (all >> 4 & 0x0f0f0f0fu) * 2 + 0x01010101u);
-    }
-    static __device__ __forceinline__ int scale(const uint2 &odd, int i) {
-        return (int)pick_bytes(i / 2 % 2 ? odd.y : odd.x, 0, 0x4440u + i / 4 + i % 2 * 2);
+    // 2 s + 1 for the scales s of block i: lane t has bit t of each in the top bit of a word, and a product adds them up.
+    // bits: of the words of blocks i / 4 * 4 on, in bytes 1 and 3, with a 1 in byte 0 of the first two; what meets them is
+    // 2^(t + 1) = low or high, and 1 = unit in lane 0.
+    static __device__ __forceinline__ int2 odd_scales(const uint32_t *bits, int i, uint32_t low, uint32_t high, uint32_t unit) {
+        const uint32_t b[2] = {i % 4 == 0 ? low | unit : i % 4 == 1 ? high | unit : unit, i % 4 == 2 ? low : i % 4 == 3 ? high : 0u};
+        int c[4];
+        mma_s8(c, bits, b, 0);
+        return make_int2(c[0], c[2]);
     }
     // A weight is d / 8 * (2 s + 1) * code.
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *tables) {
-        const auto at = b.at(block);
+        const auto &at = b.at(block);
         int sum[MT][tiles_of(NT)][4] = {};
-        uint2 odd[MT][2];
+        uint32_t bits[MT][2][4];
 #pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-            for (int h = 0; h < 2; h++) odd[mt][h] = odd_scales(gather(raw[mt].r[h]));
+        for (int mt = 0; mt < MT; mt++) {
+            const uint4 u = raw[mt].r[0], v = raw[mt].r[1];
+            const uint32_t words[2][4] = {{u.x, v.x, u.y, v.y}, {u.z, v.z, u.w, v.w}};
+#pragma unroll
+            for (int j = 0; j < 8; j++) bits[mt][j / 4][j % 4] = (words[j / 4][j % 4] >> 7 & 0x01000100u) | (j % 4 < 2 ? 1u : 0u);
+        }
+        const uint32_t low = 0x200u << threadIdx.x % 4, high = low << 16, unit = threadIdx.x % 4 == 0, half = tables[TABLE_WORDS * COPIES];
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             uint2 codes[tiles_of(NT)];
@@ -346,9 +348,10 @@ template <> struct Raw<IQ2_XXS> {
                 const uint32_t w0 = i / 2 == 0 ? u.x : i / 2 == 1 ? u.y : i / 2 == 2 ? u.z : u.w;
                 const uint32_t w1 = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
                 uint32_t a[4];
-                decode(w0, i % 2, tables, &a[0], &a[2]);
-                decode(w1, i % 2, tables, &a[1], &a[3]);
-                multiply<NT>(sum[mt], a, scale(odd[mt][0], i), scale(odd[mt][1], i), codes);
+                decode(w0, i % 2, tables, half, &a[0], &a[2]);
+                decode(w1, i % 2, tables, half, &a[1], &a[3]);
+                const int2 odd = odd_scales(bits[mt][i / 4], i, low, high, unit);
+                multiply<NT>(sum[mt], a, odd.x, odd.y, codes);
             }
         }
 #pragma unroll
@@ -389,7 +392,7 @@ template <> struct Raw<Q2_K> {
     static __device__ __forceinline__ uint32_t scaled(uint32_t codes, int shift, uint32_t scale) { return (codes >> shift & 0x03030303u) * scale; }
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
-        const auto at = b.at(block);
+        const auto &at = b.at(block);
         int sum[MT][tiles_of(NT)][4] = {};
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
@@ -474,7 +477,7 @@ template <> struct Raw<Q4_K> {
     }
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
-        const auto at = b.at(block);
+        const auto &at = b.at(block);
         int sum[MT][tiles_of(NT)][4] = {};
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
@@ -514,52 +517,104 @@ struct Cut {  // of K
     int segments, blocks;  // their number; blocks of 32 per segment
 };
 
-// A warp's stretch of K: the segments s0 .. s1 - 1 of MT tiles. `ring` is the warp's own room in shared memory, where up to
-// DEPTH - 1 steps are under way while one is multiplied.
-template <int DT, int MT> struct Walk {
-    using R = Raw<DT>;
-    enum { DEPTH = MT * R::BYTES > 4000 ? 2 : DS4_DEPTH, RING = DEPTH * MT * R::BYTES };  // bytes per warp
-    const Mat *m[MT];
-    int tile, s0, s1, block, end;
-    Cut cut;
-    uint8_t *ring;
+__host__ __device__ constexpr int ring_depth(int mats, int bytes) {  // as in ds4_cuda/tensor.py
+    return DS4_DEPTH == 2 || mats * bytes > 4000 ? 2 : mats == 1 && bytes < 3000 ? 4 : 3;
+}
 
-    __device__ __forceinline__ Walk(const Mat *const *mats, int tile, const Cut &cut, int s0, int s1, uint8_t *ring)
-        : tile(tile), s0(s0), s1(s1), block(s0 * cut.blocks), cut(cut), ring(ring) {
-        for (int i = 0; i < MT; i++) m[i] = mats[i];
-        end = min(s1 * cut.blocks, m[0]->n_in / 32);
-        for (int i = 0; i + 1 < DEPTH; i++) copy(i, i);
-    }
-    __device__ __forceinline__ void copy(int step, int stage) {
-        const int at = s0 * cut.blocks + step * R::BLOCKS;
-        if (at < end)
+// Activations of a step, read before the weights are waited for.
+template <int NT, int DT, class B> struct Ahead {
+    enum { BLOCKS = Raw<DT>::BLOCKS };
+    typename B::At from;
+    uint2 c[BLOCKS];
+    uint4 h[BLOCKS];
+
+    __device__ __forceinline__ Ahead(const B &b, int block, int stop) : from(b.at(block)) {
 #pragma unroll
-            for (int i = 0; i < MT; i++) R::copy(*m[i], tile, at, ring + (stage * MT + i) * R::BYTES);
-        copy_commit();
-    }
-    // done(s, acc) gets the sums of each segment.
-    template <int NT, class B, class Done> __device__ __forceinline__ void run(const B &b, const uint32_t *tables, Done done) {
-        int step = 0, stage = 0;
-        for (int s = s0; s < s1; s++) {
-            float acc[MT][tiles_of(NT)][4] = {};
-            const int stop = min((s + 1) * cut.blocks, end);
-            for (; block < stop; block += R::BLOCKS, step++) {
-                R raw[MT];
-                copy_wait<DEPTH - 2>();
-#pragma unroll
-                for (int i = 0; i < MT; i++) raw[i].take(ring + (stage * MT + i) * R::BYTES);
-                copy(step + DEPTH - 1, stage ? stage - 1 : DEPTH - 1);  // the stage that was taken a step ago
-                R::template step<MT, NT>(raw, block, stop, b, acc, tables);
-                stage = stage + 1 == DEPTH ? 0 : stage + 1;
-            }
-            done(s, acc);
+        for (int i = 0; i < BLOCKS; i++) {
+            const int j = BLOCKS < 8 ? min(i, stop - 1 - block) : i;
+            if constexpr (DT == F16) h[i] = from.halves(0, j);
+            else c[i] = from.codes(0, j);
         }
-        copy_wait<0>();  // the room is free for the next stretch
     }
+    __device__ __forceinline__ const Ahead &at(int) const { return *this; }
+    __device__ __forceinline__ uint2 codes(int, int block) const { return c[block]; }
+    __device__ __forceinline__ uint4 halves(int, int block) const { return h[block]; }
+    __device__ __forceinline__ float2 scales(int i, int block) const { return from.scales(i, block); }
+    __device__ __forceinline__ float sums(int i, int sixteen) const { return from.sums(i, sixteen); }
 };
 
-// The tables of IQ2_XXS: selectors of magnitudes, then of signs; COPIES of each word side by side.
+// Where the weights of a task are: MT matrices, and the tile of 16 rows in each; not busy: nothing to do.
+template <int MT> struct Place {
+    const Mat *m[MT];
+    int tile;
+    bool busy;
+};
+
+// A warp's share of the tasks of its block, one after the other: segments s0 .. s1 - 1 of a tile of outputs each. Weights
+// are copied ahead to `ring`, the warp's own room, across the borders of tasks. Tasks (a class) has
+//     count(), weights(j): number and Place of tasks;  EARLY: these are known before follow(), which ready() calls;
+//     rows(j): the activations;  segment(j, s, acc): takes a segment's sums;  finish(j): all threads of the block call it.
+template <int DT, int MT, int NT, class Tasks>
+__device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *ring, const uint32_t *tables, Tasks &tasks) {
+    using R = Raw<DT>;
+    enum { DEPTH = ring_depth(MT, R::BYTES) };
+    if (!Tasks::EARLY) tasks.ready();
+    const int n = tasks.count();
+    if (n > 0) {
+        Place<MT> ahead = tasks.weights(0);
+        const int begin = s0 * cut.blocks, end = min(s1 * cut.blocks, ahead.m[0]->n_in / 32);
+        int task = 0, place = begin, stage = 0;  // of the copy
+        const auto copy = [&](int to) {
+            if (task < n && place < end) {
+                if (ahead.busy)
+#pragma unroll
+                    for (int i = 0; i < MT; i++) R::copy(*ahead.m[i], ahead.tile, place, ring + (to * MT + i) * R::BYTES);
+                place += R::BLOCKS;
+                if (place >= end && ++task < n) place = begin, ahead = tasks.weights(task);
+            }
+            copy_commit();
+        };
+        for (int i = 0; i + 1 < DEPTH; i++) copy(i);
+        if (Tasks::EARLY) tasks.ready();
+        for (int j = 0; j < n; j++) {
+            const auto b = tasks.rows(j);
+            for (int s = s0; s < s1 && begin < end; s++) {
+                float acc[MT][tiles_of(NT)][4] = {};
+                const int stop = min((s + 1) * cut.blocks, end);
+                for (int block = s * cut.blocks; block < stop; block += R::BLOCKS) {
+                    const int taken = stage;
+                    R raw[MT];
+                    const auto multiply = [&](const auto &x) {
+                        copy_wait<DEPTH - 2>();
+#pragma unroll
+                        for (int i = 0; i < MT; i++) raw[i].take(ring + (taken * MT + i) * R::BYTES);
+                        copy(taken ? taken - 1 : DEPTH - 1);  // the stage that was taken a step ago
+                        R::template step<MT, NT>(raw, block, stop, x, acc, tables);
+                    };
+                    if constexpr (NT <= 1 && MT == 1) multiply(Ahead<NT, DT, decltype(b)>(b, block, stop));
+                    else multiply(b);
+                    stage = stage + 1 == DEPTH ? 0 : stage + 1;
+                }
+                tasks.segment(j, s, acc);
+            }
+            tasks.finish(j);
+        }
+        copy_wait<0>();
+    } else if (Tasks::EARLY) {
+        tasks.ready();
+    }
+}
+
+template <int DT, int MT> __host__ __device__ constexpr int ring_bytes() { return ring_depth(MT, Raw<DT>::BYTES) * MT * Raw<DT>::BYTES; }
+
+// The tables of IQ2_XXS: selectors of magnitudes, then of signs, COPIES of each word side by side; behind them the word
+// that `decode` needs. Blocks of 8 warps.
 __device__ __forceinline__ void load_tables(const uint32_t *from, uint32_t *to) {
-    for (int i = threadIdx.x; i < (GRID_WORDS + SIGN_WORDS) * COPIES; i += blockDim.x) to[i] = __ldg(from + i / COPIES);
+    enum { OWN = TABLE_WORDS / 8 };  // words of a warp
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * OWN;
+    const uint32_t a = __ldg(from + first + lane), b = __ldg(from + first + 32 + lane % (OWN - 32));
+#pragma unroll 16
+    for (int i = 0; i < OWN; i++) to[(first + i) * COPIES + lane] = __shfl_sync(FULL, i < 32 ? a : b, i % 32);
+    if (threadIdx.x == 0) to[TABLE_WORDS * COPIES] = __ldg(from + TABLE_WORDS);
     __syncthreads();
 }

@@ -157,7 +157,13 @@ class Sequence:
             found = tensor.Cut(tiles, 8, 1, tensor.wide_shared(dtype, halves=halves))
         jobs = record(JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, row=row)
         jobs["n_groups"], jobs["loops"] = found.groups, found.n_warps
+        products = sorted(products, key=lambda p: DTYPES[int(p.mat["dtype"])] == "F16")  # those of F16 last
         blocks = self._fill(jobs, products, tensor.M_TILE * found.groups)
+        halves = [p for p in products if DTYPES[int(p.mat["dtype"])] == "F16"]
+        jobs["n_blocks"] = blocks
+        jobs["n_first"] = blocks - sum(ceil(p.rows, tensor.M_TILE * found.groups) for p in halves)
+        if tiles < 8:  # one block per multiprocessor leaves room for the next kernel's; long products take two
+            blocks = min(blocks, self.gpu.multiprocessors * (2 if blocks > 4 * self.gpu.multiprocessors else 1))
         name = f"product8_{tiles}_{dtype}"
         arguments = pack_arguments(name, self.run_bytes, jobs.tobytes())
         return Launch(name, (ceil(n_rows, 8 * tiles), blocks), 256, found.shared, arguments)
@@ -427,11 +433,11 @@ class Sequence:
             if self.expert_on_tensor_cores(kind, layer, shared):
                 yield self.tensor_expert(kind, layer, shared, n_rows, tile_rows)
             else:
-                yield self._float_expert(kind, layer, shared, n_rows)
+                yield self._float_expert(kind, layer, shared, n_rows, tile_rows)
 
-    def _float_expert(self, kind: str, layer: int, shared: int, n_rows: int) -> Launch:
+    def _float_expert(self, kind: str, layer: int, shared: int, n_rows: int, tile_rows: int) -> Launch:
         mat = self.expert_mat(kind, layer, shared)
-        tiles = ceil(n_rows, TILE) if shared else max_tiles(self.shape, n_rows)
+        tiles = ceil(n_rows, TILE) if shared else max_tiles(self.shape, n_rows, tile_rows)
         n, segment, groups = segments(int(mat["n_in"]))
         dtype, rows = DTYPES[int(mat["dtype"])], GATE_UP_ROWS if kind == "gate_up" else DOWN_ROWS
         blocks = ceil(int(mat["n_out"]), groups * rows)

@@ -175,7 +175,18 @@ JOBS = np.dtype(
     [
         ("job", JOB, (MAX_JOBS,)),
         ("count", "u8"),
-        *((name, "i4") for name in ("n_jobs", "n_segments", "segment", "n_groups", "loops", "row")),
+        *((name, "i4") for name in (
+                "n_jobs",
+                "n_segments",
+                "segment",
+                "n_groups",
+                "loops",
+                "unused",
+                "row",
+                "n_first",
+                "n_blocks",
+                "more",
+            )),
     ]
 )
 

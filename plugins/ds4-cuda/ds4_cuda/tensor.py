@@ -12,7 +12,7 @@ from ds4_cuda.work import ceil
 
 M_TILE = 16  # weight rows of a product
 PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
-TABLES = {"IQ2_XXS": 384 * 32 * 4}  # bytes of look-up tables in shared memory, by dtype
+TABLES = {"IQ2_XXS": 384 * 32 * 4 + 128}  # bytes of look-up tables in shared memory, by dtype
 STEP = {"Q8_0": 2560, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
 WARPS = 8
 DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
@@ -33,12 +33,19 @@ class Gpu:
 
     multiprocessors: int = 132
     room: int = 226 * 1024  # bytes of shared memory that a block may ask for
-    depth: int = 3
+    depth: int = 4
 
 
 def depth(arch: str) -> int:
-    """Steps of weights in a warp's ring: fewer where a multiprocessor has about 100 KB of shared memory."""
-    return 3 if arch in ("80", "87", "90", "100", "103") else 2
+    """Most steps of weights in a warp's ring: fewer where a multiprocessor has about 100 KB of shared memory."""
+    return 4 if arch in ("80", "87", "90", "100", "103") else 2
+
+
+def ring(gpu: Gpu, dtype: str, mats: int) -> int:
+    """Bytes of a warp's ring; as ring_depth in tensor.cuh."""
+    step = STEP[dtype]
+    steps = 2 if gpu.depth == 2 or mats * step > 4000 else 4 if mats == 1 and step < 3000 else 3
+    return steps * mats * step
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,12 @@ def direct(
     gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_segments: int, mats: int = 1, enough: int = ENOUGH_WARPS
 ) -> Cut:
     """The cut for n_outputs tiles of outputs and n_row_tiles tiles of `tiles` * 8 rows that fits into shared memory."""
-    ring = WARPS * (2 if mats * STEP[dtype] > 4000 else gpu.depth) * mats * STEP[dtype] + TABLES.get(dtype, 0)
+    fixed = WARPS * ring(gpu, dtype, mats) + TABLES.get(dtype, 0)
     groups, n_warps = share(n_outputs * n_row_tiles, n_segments, enough)
     sums = groups * n_segments * (tiles or 0.5) * PARTIAL * mats if n_warps > 1 else 0
-    if ring + sums > gpu.room:
+    if fixed + sums > gpu.room:
         groups, n_warps, sums = WARPS, 1, 0
-    return Cut(tiles, groups, n_warps, ring + int(sums))
+    return Cut(tiles, groups, n_warps, fixed + int(sums))
 
 
 def wide_shared(dtype: str, *, halves: bool = False) -> int:

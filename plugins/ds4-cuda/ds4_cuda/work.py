@@ -14,6 +14,7 @@ ALIGN = 256
 KEYS = 64  # visible rows per attention block; as in attention.cu
 PART = 64  # channels of a part of the streams; as in hyper.cuh
 FEW_ROWS = 32  # rows that are routed and grouped by one block; as in moe.cu
+FEW_PAIRS = 4  # of a tile in small steps
 TILE = 8  # rows per matrix tile; as in matmul.cuh
 ATTEND_BYTES = 512 << 20  # room for attention blocks: this bounds how many rows attend at a time
 STAGING_BYTES = 64 << 20
@@ -188,7 +189,7 @@ def work_floats(shape: ModelShape, limits: Limits, twins: dict[str, frozenset[st
         "route": n * shape.n_experts_used,
         "selected": n * shape.index_top_k * is_csa,
         "pairs": n * shape.n_experts_used,
-        "tiles": 1 + 3 * max_tiles(shape, n),
+        "tiles": 1 + 3 * max_tiles(shape, n, FEW_PAIRS),
         **{f"{name}_q": sum(quant_parts(twins[name], m).values()) // 4 for name, m in quant_sources(shape, n).items()},
     }
 
