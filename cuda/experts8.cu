@@ -34,43 +34,30 @@ struct Down {
     static __device__ __forceinline__ int input_row(const Run &, const Tile &t, int i) { return pair_at(t, i); }
 };
 
-// The tasks of a block: (tile of pairs, n_groups tiles of outputs), in turn with the other blocks.
+// One task of a block: a tile of pairs and n_groups tiles of outputs.
 template <int DT, int NT, class Kind> struct Experts {
     enum { EARLY = false, MT = Kind::MATS, TILES = tiles_of(NT), ROWS = NT ? 8 * NT : 4, V = ROWS * OUT };
     const Run &run;
     const Layer &layer;
     const Work &w;
     float *part;
-    int n_out, blocks, set;
+    int block, set;
     Tile now;
     float total[MT][TILES][4];
 
-    __device__ __forceinline__ Experts(const Run &run, const Layer &layer, const Work &w, float *part)
-        : run(run), layer(layer), w(w), part(part), n_out(Kind::mat(layer, w.shared, 0)->n_out),
-          blocks((n_out / M_TILE + w.n_groups - 1) / w.n_groups), set(threadIdx.x / 32 / w.n_warps) {}
-    __device__ __forceinline__ void ready() { follow(); }
-    __device__ __forceinline__ int count() const {
-        const int n = tile_count(run, w.shared, w.tile_rows, w.row) * blocks, first = blockIdx.x;
-        return first < n ? (n - 1 - first) / gridDim.x + 1 : 0;
+    __device__ __forceinline__ Experts(const Run &run, const Layer &layer, const Work &w, float *part, int tile, int block)
+        : run(run), layer(layer), w(w), part(part), block(block), set(threadIdx.x / 32 / w.n_warps),
+          now(tile_of(run, w.shared, w.tile_rows, w.row, tile)) {}
+    __device__ __forceinline__ void ready() {}
+    __device__ __forceinline__ constexpr int count() const { return 1; }
+    __device__ __forceinline__ int outputs() const { return block * w.n_groups + set; }
+    __device__ __forceinline__ const Mat &matrix(int, int i) const { return *Kind::mat(layer, w.shared, i); }
+    __device__ __forceinline__ int tile(int) const {
+        const int n_out = matrix(0, 0).n_out;
+        return outputs() * M_TILE < n_out && set < w.n_groups ? now.expert * (n_out / M_TILE) + outputs() : -1;
     }
-    __device__ __forceinline__ Tile tile(int j) const {
-        return tile_of(run, w.shared, w.tile_rows, w.row, (blockIdx.x + j * gridDim.x) / blocks);
-    }
-    __device__ __forceinline__ int outputs(int j) const { return (blockIdx.x + j * gridDim.x) % blocks * w.n_groups + set; }
-    __device__ __forceinline__ Place<MT> weights(int j) const {
-        const Tile t = tile(j);
-        const int at = outputs(j);
-        Place<MT> place;
-        for (int i = 0; i < MT; i++) place.m[i] = Kind::mat(layer, t.shared, i);
-        place.tile = t.expert * (n_out / M_TILE) + at;
-        place.busy = at * M_TILE < n_out && set < w.n_groups;
-        return place;
-    }
-    __device__ __forceinline__ Direct<NT, per_256(DT)> rows(int j) {
-        now = tile(j);
-        Direct<NT, per_256(DT)> b;
-        b.set(Kind::input(run), Kind::mat(layer, w.shared, 0)->n_in, now.n, [&](int i) { return Kind::input_row(run, now, i); });
-        return b;
+    __device__ __forceinline__ Rows<NT, per_256(DT)> rows(int) const {
+        return Rows<NT, per_256(DT)>::gather(Kind::input(run), matrix(0, 0).n_in, now.n, [&](int i) { return Kind::input_row(run, now, i); });
     }
     __device__ __forceinline__ void segment(int, int s, const float (*acc)[TILES][4]) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -85,10 +72,10 @@ template <int DT, int NT, class Kind> struct Experts {
                     else part[((set * w.n_segments + s) * MT + mt) * V + column_row(NT, nt, 2 * t + c % 2) * OUT + g + c / 2 * 8] = acc[mt][nt][c];
                 }
     }
-    __device__ __forceinline__ void finish(int j) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    __device__ __forceinline__ void finish(int) {
+        const int n_out = matrix(0, 0).n_out, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         if (w.n_warps == 1) {
-            const int out = outputs(j) * M_TILE + g;
+            const int out = outputs() * M_TILE + g;
             if (out < n_out)
 #pragma unroll
                 for (int nt = 0; nt < TILES; nt++)
@@ -101,7 +88,7 @@ template <int DT, int NT, class Kind> struct Experts {
         }
         __syncthreads();
         for (int i = threadIdx.x; i < w.n_groups * ROWS * M_TILE; i += blockDim.x) {
-            const int out = i % M_TILE, row = i / M_TILE % ROWS, tile = i / M_TILE / ROWS, at = (outputs(j) - set + tile) * M_TILE + out;
+            const int out = i % M_TILE, row = i / M_TILE % ROWS, tile = i / M_TILE / ROWS, at = (block * w.n_groups + tile) * M_TILE + out;
             if (at >= n_out || row >= now.n) continue;
             const float *p = part + tile * w.n_segments * MT * V + row * OUT + out;
             float a = p[0], b = p[(MT - 1) * V];
@@ -122,8 +109,14 @@ template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tas
     uint8_t *room = dynamic + table_bytes<DT>();
     const int warp = threadIdx.x / 32, k = warp % w.n_warps;
     const Cut cut = {w.n_segments, w.segment / 32};
-    Experts<DT, NT, Kind> tasks(run, layer, w, (float *)(room + 8 * RING));
-    stream<DT, Kind::MATS, NT>(cut, k * cut.segments / w.n_warps, (k + 1) * cut.segments / w.n_warps, room + warp * RING, tables, tasks);
+    const int blocks = (Kind::mat(layer, w.shared, 0)->n_out / M_TILE + w.n_groups - 1) / w.n_groups;
+    const int s0 = k * cut.segments / w.n_warps, s1 = (k + 1) * cut.segments / w.n_warps;
+    follow();
+    const int n_tasks = tile_count(run, w.shared, w.tile_rows, w.row) * blocks;
+    for (int task = blockIdx.x; task < n_tasks; task += gridDim.x) {
+        Experts<DT, NT, Kind> tasks(run, layer, w, (float *)(room + 8 * RING), task / blocks, task % blocks);
+        stream<DT, Kind::MATS, NT>(cut, s0, s1, room + warp * RING, tables, tasks);
+    }
 }
 
 // ---------------------------------------------------------------- many pairs

@@ -3,15 +3,16 @@
 
 enum { OUT = 20 };  // floats between columns of partial sums: no bank is met twice
 
-// Stores one value per (output, row) of a warp's tile: c[0], c[1] are rows 2 t, 2 t + 1 of output g, c[2], c[3] of g + 8.
-template <int NT> __device__ __forceinline__ void store_tile(const Job &job, int tile, int first_row, int n, const float (*v)[4]) {
+// Stores one value per (output, row) of a warp's tile, for the rows [first, end) of tiles that begin at a multiple of 8:
+// c[0], c[1] are rows 2 t, 2 t + 1 of output g, c[2], c[3] of g + 8.
+template <int NT> __device__ __forceinline__ void store_tile(const Job &job, int tile, int first, int end, const float (*v)[4]) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            const int row = nt * 8 + 2 * t + c % 2, out = tile * M_TILE + g + c / 2 * 8;
-            if (row < n && out < job.n_out) job.y[(long long)(first_row + row) * job.y_stride + out] = v[nt][c];
+            const int row = first / 8 * 8 + nt * 8 + 2 * t + c % 2, out = tile * M_TILE + g + c / 2 * 8;
+            if (row >= first && row < end && out < job.n_out) job.y[(long long)row * job.y_stride + out] = v[nt][c];
         }
 }
 
@@ -28,7 +29,7 @@ template <int DT, int NT> struct Products {
     const Jobs &jobs;
     int first, step, end;
     float *part;  // partial sums
-    int warps_per_tile, set, first_row, n_rows;
+    int warps_per_tile, set, first_row, end_row;
     float total[NT][4];
 
     __device__ __forceinline__ Products(const Jobs &jobs, int first, int step, int end, float *part)
@@ -38,24 +39,25 @@ template <int DT, int NT> struct Products {
         *block = first + j * step;
         return job_of(jobs, block);
     }
-    __device__ __forceinline__ Place<1> weights(int j) const {
+    __device__ __forceinline__ const Mat &matrix(int j, int) const {
+        int block;
+        return at(j, &block).mat;
+    }
+    __device__ __forceinline__ int tile(int j) const {
         int block;
         const Job &job = at(j, &block);
         const int tile = block * jobs.n_groups + set;
-        return {{&job.mat}, job.first_row / M_TILE + tile, tile * M_TILE < job.n_out && set < jobs.n_groups};
+        return tile * M_TILE < job.n_out && set < jobs.n_groups ? job.first_row / M_TILE + tile : -1;
     }
     __device__ __forceinline__ void ready() {
         follow();
         first_row = jobs.count ? blockIdx.x * 8 * NT : jobs.row;
-        n_rows = jobs.count ? max(min(*jobs.count - first_row, 8 * NT), 1) : 1;  // a block beyond the last row repeats it
-        if (jobs.count && first_row >= *jobs.count) first_row = *jobs.count - 1;
+        end_row = jobs.count ? min(*jobs.count, first_row + 8 * NT) : jobs.row + 1;
     }
-    __device__ __forceinline__ Direct<NT, per_256(DT)> rows(int j) const {
+    __device__ __forceinline__ Neighbours<NT, per_256(DT)> rows(int j) const {
         int block;
         const Job &job = at(j, &block);
-        Direct<NT, per_256(DT)> b;
-        b.set(job.xq, job.x_stride, n_rows, [&](int i) { return first_row + i; });
-        return b;
+        return Neighbours<NT, per_256(DT)>::from(job.xq, job.x_stride, first_row / 8);
     }
     __device__ __forceinline__ void segment(int, int s, const float (*acc)[NT][4]) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -70,16 +72,17 @@ template <int DT, int NT> struct Products {
     __device__ __forceinline__ void finish(int j) {
         int block;
         const Job &job = at(j, &block);
-        if (warps_per_tile == 1) return store_tile<NT>(job, block * jobs.n_groups + set, first_row, n_rows, total);
+        if (warps_per_tile == 1) return store_tile<NT>(job, block * jobs.n_groups + set, first_row, end_row, total);
         __syncthreads();
         for (int i = threadIdx.x; i < jobs.n_groups * NT * 8 * M_TILE; i += blockDim.x) {
             const int out = i % M_TILE, row = i / M_TILE % (NT * 8), tile = i / M_TILE / (NT * 8);
             const int at = (block * jobs.n_groups + tile) * M_TILE + out;
-            if (at >= job.n_out || row >= n_rows) continue;
+            const int to = first_row / 8 * 8 + row;
+            if (at >= job.n_out || to < first_row || to >= end_row) continue;
             const float *p = part + tile * jobs.n_segments * V + row * OUT + out;
             float sum = p[0];
             for (int s = 1; s < jobs.n_segments; s++) sum += p[s * V];
-            job.y[(long long)(first_row + row) * job.y_stride + at] = sum;
+            job.y[(long long)to * job.y_stride + at] = sum;
         }
         __syncthreads();  // before the next task's sums
     }
@@ -120,7 +123,7 @@ template <int DT> __device__ __forceinline__ void wide(const Run &run, const Job
     float total[8][4];
     wide_walk<DT, 8>(job.mat, job.first_row / M_TILE + min(tile, last), cut, job.xq, at,
                      room + (DT == IQ2_XXS ? TABLE_BYTES : 0), tables, total);
-    if (tile <= last) store_tile<8>(job, tile, first, n, total);
+    if (tile <= last) store_tile<8>(job, tile, first, first + n, total);
 }
 
 template <int DT> __device__ __forceinline__ void product8w(const Run &run, const Jobs &jobs) {

@@ -13,13 +13,13 @@
 #pragma once
 #include "decode.cuh"
 
-#ifndef DS4_DEPTH
-#define DS4_DEPTH 4  // most steps of weights in a warp's ring; 2 where a multiprocessor has little shared memory
+#ifndef DS4_RING
+#define DS4_RING 10240  // bytes of weights in a warp's ring, about; less where a multiprocessor has little shared memory
 #endif
 
 enum { M_TILE = 16, COPIES = 32 };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
-enum { GRID_WORDS = 256, SIGN_WORDS = 128, TABLE_WORDS = GRID_WORDS + SIGN_WORDS };
-enum { TABLE_BYTES = TABLE_WORDS * COPIES * 4 + 128 };
+// Tables of IQ2_XXS in shared memory: selectors of magnitudes, of signs (a byte's top bit is no sign), a few constants.
+enum { GRID_WORDS = 256, SIGN_WORDS = 256, TABLE_WORDS = GRID_WORDS + SIGN_WORDS, TABLE_BYTES = TABLE_WORDS * COPIES * 4 + 128 };
 
 #define MAGIC 0x4b400000     // 1.5 * 2^23: an int below 2^22 added to it is a float's mantissa
 #define MAGIC_F 12582912.0f
@@ -35,50 +35,72 @@ __device__ __forceinline__ int column_row(int nt, int tile, int column) { return
 
 __host__ __device__ constexpr bool per_256(int dt) { return dt != Q8_0 && dt != F16; }  // scales of activations
 
-// Rows read from device memory. The lane has column g of codes and columns 2 t, 2 t + 1 of scales. Offsets in elements.
-template <int NT, bool K> struct Direct {
+// What a lane reads of NT tiles of rows in device memory: codes (or halves) of column g, scales of columns 2 t, 2 t + 1,
+// sums of column g. Pointers are at some block of 32 inputs; at(block) moves them.
+template <int NT, bool K> struct Rows {
     enum { TILES = tiles_of(NT) };
-    Quant x;
-    uint32_t code[TILES], scale[TILES][2], sum[TILES];
+    const int8_t *q[TILES];
+    const uint16_t *h[TILES];
+    const float *d[TILES][2], *s[TILES];
 
-    // n channels to a row; row(i): where the i-th row lies, n_rows of them.
-    template <typename Row> __device__ __forceinline__ void set(const Quant &from, int n, int n_rows, Row row) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const uint32_t blocks = n / 32;
-        x = from;
+    __device__ __forceinline__ uint2 codes(int i, int block) const { return *(const uint2 *)(q[i] + block * 256); }
+    __device__ __forceinline__ uint4 halves(int i, int block) const { return *(const uint4 *)(h[i] + block * 256); }
+    __device__ __forceinline__ float2 scales(int i, int block) const {  // K: block counts 256 inputs
+        return make_float2(d[i][0][block * 8], NT ? d[i][1][block * 8] : 0.0f);
+    }
+    __device__ __forceinline__ float sums(int i, int sixteen) const { return s[i][sixteen * 8]; }
+    __device__ __forceinline__ Rows at(int block) const {
+        Rows r = *this;
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            const int r = row(min(column_row(NT, i, g), n_rows - 1));
-            code[i] = (r / 8 * blocks * 8 + r % 8) * 32 + t * 8;
-            sum[i] = r / 8 * blocks * 16 + r % 8;
-            for (int c = 0; c < 2; c++) {
-                const int r2 = row(min(column_row(NT, i, 2 * t + c), n_rows - 1));
-                scale[i][c] = r2 / 8 * (K ? blocks / 8 : blocks) * 8 + r2 % 8;
-            }
+            r.q[i] += block * 256, r.h[i] += block * 256, r.s[i] += block * 16;
+            for (int c = 0; c < 2; c++) r.d[i][c] += block * (K ? 1 : 8);
         }
+        return r;
     }
 
-    struct At {  // pointers at a block, so that the blocks of a step are constant offsets from them
-        const int8_t *q[TILES];
-        const uint16_t *h[TILES];
-        const float *d[TILES][2], *s[TILES];
-        __device__ __forceinline__ uint2 codes(int i, int block) const { return *(const uint2 *)(q[i] + block * 256); }
-        __device__ __forceinline__ uint4 halves(int i, int block) const { return *(const uint4 *)(h[i] + block * 256); }
-        __device__ __forceinline__ float2 scales(int i, int block) const {
-            return make_float2(d[i][0][block * 8], NT ? d[i][1][block * 8] : 0.0f);  // K: block counts 256 inputs
-        }
-        __device__ __forceinline__ float sums(int i, int sixteen) const { return s[i][sixteen * 8]; }
-    };
-    __device__ __forceinline__ At at(int block) const {
-        At a;
+    // Any rows: n channels to a row; row(i): where the i-th of n_rows lies.
+    template <typename Row> static __device__ __forceinline__ Rows gather(const Quant &x, int n, int n_rows, Row row) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        const long long blocks = n / 32;
+        Rows r;
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            a.q[i] = (K ? x.kq : x.q) + code[i] + (long long)block * 256;
-            a.h[i] = x.h + code[i] + (long long)block * 256;
-            a.s[i] = x.ks + sum[i] + (long long)block * 16;
-            for (int c = 0; c < 2; c++) a.d[i][c] = (K ? x.kd : x.d) + scale[i][c] + (long long)block * (K ? 1 : 8);
+            const int at = row(min(column_row(NT, i, g), n_rows - 1));
+            const long long place = at / 8 * blocks * 8 + at % 8;
+            r.q[i] = (K ? x.kq : x.q) + place * 32 + t * 8;
+            r.h[i] = x.h + place * 32 + t * 8;
+            r.s[i] = x.ks + at / 8 * blocks * 16 + at % 8;
+            for (int c = 0; c < 2; c++) {
+                const int other = row(min(column_row(NT, i, 2 * t + c), n_rows - 1));
+                r.d[i][c] = (K ? x.kd : x.d) + other / 8 * (K ? blocks / 8 : blocks) * 8 + other % 8;
+            }
         }
-        return a;
+        return r;
+    }
+};
+
+// The same for neighbouring rows, a multiple of 8 the first: one pointer for all tiles.
+template <int NT, bool K> struct Neighbours {
+    const int8_t *q;
+    const uint16_t *h;
+    const float *d, *s;
+    int blocks;  // of a row
+
+    __device__ __forceinline__ uint2 codes(int i, int block) const { return *(const uint2 *)(q + (i * blocks + block) * 256); }
+    __device__ __forceinline__ uint4 halves(int i, int block) const { return *(const uint4 *)(h + (i * blocks + block) * 256); }
+    __device__ __forceinline__ float2 scales(int i, int block) const {
+        return *(const float2 *)(d + (i * (K ? blocks / 8 : blocks) + block) * 8);
+    }
+    __device__ __forceinline__ float sums(int i, int sixteen) const { return s[(i * blocks * 2 + sixteen) * 8]; }
+    __device__ __forceinline__ Neighbours at(int block) const {
+        return {q + block * 256, h + block * 256, d + block * (K ? 1 : 8), s + block * 16, blocks};
+    }
+    static __device__ __forceinline__ Neighbours from(const Quant &x, int n, int tile) {
+        const int lane = threadIdx.x % 32;
+        const long long blocks = n / 32, first = tile * blocks;
+        return {(K ? x.kq : x.q) + first * 256 + lane * 8, x.h + first * 256 + lane * 8,
+                (K ? x.kd + tile * (blocks / 8) * 8 : x.d + first * 8) + lane % 4 * 2, x.ks + first * 16 + lane / 4, (int)blocks};
     }
 };
 
@@ -171,33 +193,42 @@ template <int NT, class Sum> __device__ __forceinline__ void multiply_minima(flo
         }
 }
 
-// Raw<DT>: what a lane needs of BLOCKS blocks of a tile of 16 rows. `load` reads it; `copy` starts copying it to a stage
-// of BYTES in shared memory that belongs to the warp, where `take` finds it: a lane takes what it copied, so that no
-// barrier is needed. `step` multiplies it; blocks from `end` on are skipped. `tile` counts tiles of 16 rows from the
-// matrix's beginning.
+// Raw<DT>: what a lane needs of BLOCKS blocks of a tile of 16 rows. A Source points to a tile (counted from the matrix's
+// beginning), for this lane. `load` reads from it; `copy` starts copying to a stage of BYTES in shared memory that belongs
+// to the warp, where `take` finds it: a lane takes what it copied, so that no barrier is needed. `step` multiplies; blocks
+// from `end` on are skipped.
 template <int DT> struct Raw;
 
 template <> struct Raw<Q8_0> {
-    enum { BLOCKS = 4, BYTES = BLOCKS * 640 };
+    enum { BLOCKS = 2, BYTES = BLOCKS * 640 };
     uint4 a[BLOCKS];
     uint32_t d[BLOCKS];
 
-    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
-        const int n = m.n_in / 32, lane = threadIdx.x % 32;
+    struct Source {
+        const uint8_t *q, *d;
+        int last;
+        Source() = default;
+        __device__ __forceinline__ Source(const Mat &m, int tile) : last(m.n_in / 32 - 1) {
+            const long long at = (long long)tile * (m.n_in / 32);
+            q = m.q + at * 512 + threadIdx.x % 32 * 16;
+            d = m.d + at * 32 + threadIdx.x % 32 / 4 * 4;
+        }
+    };
+    __device__ __forceinline__ void load(const Source &from, int block) {
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            const long long at = (long long)tile * n + min(block + i, n - 1);
-            a[i] = load_once(m.q + at * 512 + lane * 16);
-            d[i] = __ldg((const uint32_t *)m.d + at * 8 + lane / 4);
+            const int at = min(block + i, from.last);
+            a[i] = load_once(from.q + at * 512);
+            d[i] = __ldg((const uint32_t *)(from.d + at * 32));
         }
     }
-    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
-        const int n = m.n_in / 32, lane = threadIdx.x % 32;
+    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
+        const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            const long long at = (long long)tile * n + min(block + i, n - 1);
-            copy_async(to + i * 512 + lane * 16, m.q + at * 512 + lane * 16);
-            copy_async4(to + BLOCKS * 512 + i * 128 + lane * 4, m.d + at * 32 + lane / 4 * 4);
+            const int at = min(block + i, from.last);
+            copy_async(to + i * 512 + lane * 16, from.q + at * 512);
+            copy_async4(to + BLOCKS * 512 + i * 128 + lane * 4, from.d + at * 32);
         }
     }
     __device__ __forceinline__ void take(const uint8_t *from) {
@@ -233,30 +264,31 @@ template <> struct Raw<F16> {
     enum { BLOCKS = 2, BYTES = BLOCKS * 1024 };
     uint4 a[BLOCKS][2];
 
-    static __device__ __forceinline__ const uint8_t *row(const Mat &m, int tile, int half) {
-        const int lane = threadIdx.x % 32, r = min(tile * M_TILE + lane / 4 + 8 * half, m.n_out - 1);
-        return m.q + (long long)r * m.row_bytes + lane % 4 * 16;
+    struct Source {
+        const uint8_t *row[2];  // g, g + 8
+        int last;
+        Source() = default;
+        __device__ __forceinline__ Source(const Mat &m, int tile) : last(m.n_in / 32 - 1) {
+            for (int i = 0; i < 2; i++) {
+                const int r = min(tile * M_TILE + (int)threadIdx.x % 32 / 4 + 8 * i, m.n_out - 1);
+                row[i] = m.q + (long long)r * m.row_bytes + threadIdx.x % 4 * 16;
+            }
+        }
+    };
+    __device__ __forceinline__ void load(const Source &from, int block) {
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS; i++) a[i / 2][i % 2] = load_once(from.row[i % 2] + min(block + i / 2, from.last) * 64);
     }
-    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
-        const int n = m.n_in / 32, lane = threadIdx.x % 32;
+    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++)
-            copy_async(to + i * 512 + lane * 16, row(m, tile, i % 2) + min(block + i / 2, n - 1) * 64);
+            copy_async(to + i * 512 + threadIdx.x % 32 * 16, from.row[i % 2] + min(block + i / 2, from.last) * 64);
     }
     __device__ __forceinline__ void take(const uint8_t *from) {
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) a[i / 2][i % 2] = *(const uint4 *)(from + i * 512 + threadIdx.x % 32 * 16);
     }
 
-    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
-        const int n = m.n_in / 32;
-        const uint8_t *row0 = row(m, tile, 0), *row1 = row(m, tile, 1);
-#pragma unroll
-        for (int i = 0; i < BLOCKS; i++) {
-            const int at = min(block + i, n - 1) * 64;
-            a[i][0] = load_once(row0 + at), a[i][1] = load_once(row1 + at);
-        }
-    }
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int end, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
         const auto &at = b.at(block);
@@ -281,22 +313,28 @@ template <> struct Raw<F16> {
 
 template <> struct Raw<IQ2_XXS> {
     enum { BLOCKS = 8, BYTES = 1024 + 128 };
-    uint4 r[2];  // rows g and g + 8: 16 bits for each block of 32: 7 signs, index, one bit of the block's scale
+    uint4 r[2];  // rows g and g + 8: 16 bits for each block of 32: index, 7 signs, one bit of the block's scale
     uint32_t d;
 
-    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
-        const long long at = (long long)tile * (m.n_in / 256) + block / 8;
-        const int lane = threadIdx.x % 32;
-        r[0] = load_once(m.q + at * 1024 + lane * 16);
-        r[1] = load_once(m.q + at * 1024 + 512 + lane * 16);
-        d = __ldg((const uint32_t *)m.d + at * 8 + lane / 4);
+    struct Source {
+        const uint8_t *q, *d;
+        Source() = default;
+        __device__ __forceinline__ Source(const Mat &m, int tile) {
+            const long long at = (long long)tile * (m.n_in / 256);
+            q = m.q + at * 1024 + threadIdx.x % 32 * 16;
+            d = m.d + at * 32 + threadIdx.x % 32 / 4 * 4;
+        }
+    };
+    __device__ __forceinline__ void load(const Source &from, int block) {
+        r[0] = load_once(from.q + block * 128);
+        r[1] = load_once(from.q + block * 128 + 512);
+        d = __ldg((const uint32_t *)(from.d + block * 4));
     }
-    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
-        const long long at = (long long)tile * (m.n_in / 256) + block / 8;
+    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
         const int lane = threadIdx.x % 32;
-        copy_async(to + lane * 16, m.q + at * 1024 + lane * 16);
-        copy_async(to + 512 + lane * 16, m.q + at * 1024 + 512 + lane * 16);
-        copy_async4(to + 1024 + lane * 4, m.d + at * 32 + lane / 4 * 4);
+        copy_async(to + lane * 16, from.q + block * 128);
+        copy_async(to + 512 + lane * 16, from.q + block * 128 + 512);
+        copy_async4(to + 1024 + lane * 4, from.d + block * 4);
     }
     __device__ __forceinline__ void take(const uint8_t *from) {
         const int lane = threadIdx.x % 32;
@@ -304,17 +342,21 @@ template <> struct Raw<IQ2_XXS> {
         r[1] = *(const uint4 *)(from + 512 + lane * 16);
         d = *(const uint32_t *)(from + 1024 + lane * 4);
     }
-    // Eight weights from 16 bits: selectors of magnitudes and of signs, added; a byte permutation picks from 6 values.
-    // half: 2^16, which the compiler must not know.
-    static __device__ __forceinline__ void decode(uint32_t word, bool high, const uint32_t *tables, uint32_t half, uint32_t *lo, uint32_t *hi) {
-        static_assert(COPIES == 32, "a word's copies fill the 128 bytes between the bits below");
-        const uint32_t lane = threadIdx.x % 32 * 4;
-        const uint32_t index = ((high ? word >> 16 : word) & 0x7f80u) | lane, sign = ((high ? word >> 9 : word << 7) & 0x3f80u) | lane;
-        const uint32_t at = *(const uint32_t *)((const uint8_t *)tables + index) +
-                            *(const uint32_t *)((const uint8_t *)(tables + GRID_WORDS * COPIES) + sign);
-        *lo = pick_bytes(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
-        *hi = pick_bytes(0x002b1908u, 0x00d5e7f8u, shift_by_product(at, half));
-    }
+    // Eight weights from 16 bits: selectors of magnitudes and of signs, added; a byte permutation picks from 6 values. The
+    // constants come from memory: work that the multiplier does is taken from the logic unit, which has most to do here.
+    struct Decoder {
+        SharedTable grid, sign;  // of this lane
+        uint32_t stride, half;   // 128, 2^16
+        __device__ __forceinline__ explicit Decoder(const uint32_t *tables)
+            : grid(tables + threadIdx.x % COPIES), sign(tables + GRID_WORDS * COPIES + threadIdx.x % COPIES),
+              stride(tables[TABLE_WORDS * COPIES]), half(tables[TABLE_WORDS * COPIES + 1]) {}
+        __device__ __forceinline__ void decode(uint32_t words, int which, uint32_t *lo, uint32_t *hi) const {
+            const uint32_t at = grid.word(pick_bytes(words, 0, 0x4440 + 2 * which), stride) +
+                                sign.word(pick_bytes(words, 0, 0x4441 + 2 * which), stride);
+            *lo = pick_bytes(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
+            *hi = pick_bytes(0x002b1908u, 0x00d5e7f8u, shift_by_product(at, half));
+        }
+    };
     // 2 s + 1 for the scales s of block i: lane t has bit t of each in the top bit of a word, and a product adds them up.
     // bits: of the words of blocks i / 4 * 4 on, in bytes 1 and 3, with a 1 in byte 0 of the first two; what meets them is
     // 2^(t + 1) = low or high, and 1 = unit in lane 0.
@@ -337,7 +379,8 @@ template <> struct Raw<IQ2_XXS> {
 #pragma unroll
             for (int j = 0; j < 8; j++) bits[mt][j / 4][j % 4] = (words[j / 4][j % 4] >> 7 & 0x01000100u) | (j % 4 < 2 ? 1u : 0u);
         }
-        const uint32_t low = 0x200u << threadIdx.x % 4, high = low << 16, unit = threadIdx.x % 4 == 0, half = tables[TABLE_WORDS * COPIES];
+        const uint32_t low = 0x200u << threadIdx.x % 4, high = low << 16, unit = threadIdx.x % 4 == 0;
+        const Decoder decoder(tables);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             uint2 codes[tiles_of(NT)];
@@ -348,8 +391,8 @@ template <> struct Raw<IQ2_XXS> {
                 const uint32_t w0 = i / 2 == 0 ? u.x : i / 2 == 1 ? u.y : i / 2 == 2 ? u.z : u.w;
                 const uint32_t w1 = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
                 uint32_t a[4];
-                decode(w0, i % 2, tables, half, &a[0], &a[2]);
-                decode(w1, i % 2, tables, half, &a[1], &a[3]);
+                decoder.decode(w0, i % 2, &a[0], &a[2]);
+                decoder.decode(w1, i % 2, &a[1], &a[3]);
                 const int2 odd = odd_scales(bits[mt][i / 4], i, low, high, unit);
                 multiply<NT>(sum[mt], a, odd.x, odd.y, codes);
             }
@@ -365,21 +408,28 @@ template <> struct Raw<Q2_K> {
     uint4 r[2], s;  // codes of rows g and g + 8; bytes of scale and minimum of sub-blocks t / 2, t / 2 + 2, ...
     uint2 d;
 
-    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
-        const long long at = (long long)tile * (m.n_in / 256) + block / 8;
-        const int lane = threadIdx.x % 32;
-        r[0] = load_once(m.q + at * 1024 + lane * 16);
-        r[1] = load_once(m.q + at * 1024 + 512 + lane * 16);
-        s = __ldg((const uint4 *)(m.d + at * 320) + lane / 2);
-        d = __ldg((const uint2 *)(m.d + at * 320 + 256) + lane / 4);
+    struct Source {
+        const uint8_t *q, *s, *d;
+        Source() = default;
+        __device__ __forceinline__ Source(const Mat &m, int tile) {
+            const long long at = (long long)tile * (m.n_in / 256);
+            q = m.q + at * 1024 + threadIdx.x % 32 * 16;
+            s = m.d + at * 320 + threadIdx.x % 32 / 2 * 16;
+            d = m.d + at * 320 + 256 + threadIdx.x % 32 / 4 * 8;
+        }
+    };
+    __device__ __forceinline__ void load(const Source &from, int block) {
+        r[0] = load_once(from.q + block * 128);
+        r[1] = load_once(from.q + block * 128 + 512);
+        s = __ldg((const uint4 *)(from.s + block * 40));
+        d = __ldg((const uint2 *)(from.d + block * 40));
     }
-    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
-        const long long at = (long long)tile * (m.n_in / 256) + block / 8;
+    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
         const int lane = threadIdx.x % 32;
-        copy_async(to + lane * 16, m.q + at * 1024 + lane * 16);
-        copy_async(to + 512 + lane * 16, m.q + at * 1024 + 512 + lane * 16);
-        copy_async(to + 1024 + lane * 16, m.d + at * 320 + lane / 2 * 16);
-        copy_async8(to + 1536 + lane * 8, m.d + at * 320 + 256 + lane / 4 * 8);
+        copy_async(to + lane * 16, from.q + block * 128);
+        copy_async(to + 512 + lane * 16, from.q + block * 128 + 512);
+        copy_async(to + 1024 + lane * 16, from.s + block * 40);
+        copy_async8(to + 1536 + lane * 8, from.d + block * 40);
     }
     __device__ __forceinline__ void take(const uint8_t *from) {
         const int lane = threadIdx.x % 32;
@@ -438,24 +488,30 @@ template <> struct Raw<Q4_K> {
     uint4 head[2];  // d and dmin, 12 bytes of scales
     uint2 q[2][4];
 
-    static __device__ __forceinline__ const uint8_t *row(const Mat &m, int tile, int half, int block) {
-        const int r = tile * M_TILE + threadIdx.x % 32 / 4 + 8 * half;
-        return m.q + (long long)row_of(m, r, m.n_out - 1) * m.row_bytes + block / 8 * 144;
-    }
-    __device__ __forceinline__ void load(const Mat &m, int tile, int block) {
+    struct Source {
+        const uint8_t *row[2];  // g, g + 8
+        Source() = default;
+        __device__ __forceinline__ Source(const Mat &m, int tile) {
+            for (int i = 0; i < 2; i++) {
+                const int r = tile * M_TILE + threadIdx.x % 32 / 4 + 8 * i;
+                row[i] = m.q + (long long)row_of(m, r, m.n_out - 1) * m.row_bytes;
+            }
+        }
+    };
+    __device__ __forceinline__ void load(const Source &from, int block) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint8_t *p = row(m, tile, h, block);
+            const uint8_t *p = from.row[h] + block * 18;
             head[h] = __ldg((const uint4 *)p);
 #pragma unroll
             for (int i = 0; i < 4; i++) q[h][i] = __ldg((const uint2 *)(p + 16 + 32 * i) + threadIdx.x % 4);
         }
     }
-    static __device__ __forceinline__ void copy(const Mat &m, int tile, int block, uint8_t *to) {
+    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint8_t *p = row(m, tile, h, block);
+            const uint8_t *p = from.row[h] + block * 18;
             copy_async(to + h * 512 + lane * 16, p);
 #pragma unroll
             for (int i = 0; i < 4; i++) copy_async8(to + 1024 + (h * 4 + i) * 256 + lane * 8, p + 16 + 32 * i + lane % 4 * 8);
@@ -517,104 +573,118 @@ struct Cut {  // of K
     int segments, blocks;  // their number; blocks of 32 per segment
 };
 
-__host__ __device__ constexpr int ring_depth(int mats, int bytes) {  // as in ds4_cuda/tensor.py
-    return DS4_DEPTH == 2 || mats * bytes > 4000 ? 2 : mats == 1 && bytes < 3000 ? 4 : 3;
+template <int DT> __host__ __device__ constexpr int ring_depth(int mats) {  // as `ring` in ds4_cuda/tensor.py
+    const int step = mats * Raw<DT>::BYTES, room = DT == IQ2_XXS ? DS4_RING / 2 : DS4_RING;  // the tables take the rest
+    return room / step < 2 ? 2 : room / step;
 }
 
-// Activations of a step, read before the weights are waited for.
+// Activations of a step, read a step ahead.
 template <int NT, int DT, class B> struct Ahead {
-    enum { BLOCKS = Raw<DT>::BLOCKS };
-    typename B::At from;
-    uint2 c[BLOCKS];
-    uint4 h[BLOCKS];
+    enum { BLOCKS = Raw<DT>::BLOCKS, TILES = tiles_of(NT) };
+    B from;
+    uint2 c[BLOCKS][TILES];
+    float2 x[BLOCKS][TILES];
+    uint4 h[BLOCKS][TILES];
 
-    __device__ __forceinline__ Ahead(const B &b, int block, int stop) : from(b.at(block)) {
+    __device__ __forceinline__ void fetch(const B &b, int block, int end) {
+        from = b.at(block);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            const int j = BLOCKS < 8 ? min(i, stop - 1 - block) : i;
-            if constexpr (DT == F16) h[i] = from.halves(0, j);
-            else c[i] = from.codes(0, j);
+            const int j = BLOCKS < 8 ? min(i, end - 1 - block) : i;  // only a step of few blocks can go beyond the end
+#pragma unroll
+            for (int k = 0; k < TILES; k++) {
+                if constexpr (DT == F16) h[i][k] = from.halves(k, j);
+                else c[i][k] = from.codes(k, j);
+                if constexpr (DT == Q8_0) x[i][k] = from.scales(k, j);
+            }
         }
     }
     __device__ __forceinline__ const Ahead &at(int) const { return *this; }
-    __device__ __forceinline__ uint2 codes(int, int block) const { return c[block]; }
-    __device__ __forceinline__ uint4 halves(int, int block) const { return h[block]; }
-    __device__ __forceinline__ float2 scales(int i, int block) const { return from.scales(i, block); }
+    __device__ __forceinline__ uint2 codes(int i, int block) const { return c[block][i]; }
+    __device__ __forceinline__ uint4 halves(int i, int block) const { return h[block][i]; }
+    __device__ __forceinline__ float2 scales(int i, int block) const { return DT == Q8_0 ? x[block][i] : from.scales(i, block); }
     __device__ __forceinline__ float sums(int i, int sixteen) const { return from.sums(i, sixteen); }
-};
-
-// Where the weights of a task are: MT matrices, and the tile of 16 rows in each; not busy: nothing to do.
-template <int MT> struct Place {
-    const Mat *m[MT];
-    int tile;
-    bool busy;
 };
 
 // A warp's share of the tasks of its block, one after the other: segments s0 .. s1 - 1 of a tile of outputs each. Weights
 // are copied ahead to `ring`, the warp's own room, across the borders of tasks. Tasks (a class) has
-//     count(), weights(j): number and Place of tasks;  EARLY: these are known before follow(), which ready() calls;
+//     count(), matrix(j, i), tile(j): number of tasks, their weights (tile < 0: nothing to do for this warp);
+//     EARLY: these are known before follow(), which ready() calls;
 //     rows(j): the activations;  segment(j, s, acc): takes a segment's sums;  finish(j): all threads of the block call it.
 template <int DT, int MT, int NT, class Tasks>
 __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *ring, const uint32_t *tables, Tasks &tasks) {
     using R = Raw<DT>;
-    enum { DEPTH = ring_depth(MT, R::BYTES) };
+    using Source = typename R::Source;
+    enum { DEPTH = ring_depth<DT>(MT), AHEAD = NT <= 2 && MT == 1 };
     if (!Tasks::EARLY) tasks.ready();
     const int n = tasks.count();
-    if (n > 0) {
-        Place<MT> ahead = tasks.weights(0);
-        const int begin = s0 * cut.blocks, end = min(s1 * cut.blocks, ahead.m[0]->n_in / 32);
-        int task = 0, place = begin, stage = 0;  // of the copy
-        const auto copy = [&](int to) {
-            if (task < n && place < end) {
-                if (ahead.busy)
-#pragma unroll
-                    for (int i = 0; i < MT; i++) R::copy(*ahead.m[i], ahead.tile, place, ring + (to * MT + i) * R::BYTES);
-                place += R::BLOCKS;
-                if (place >= end && ++task < n) place = begin, ahead = tasks.weights(task);
-            }
-            copy_commit();
-        };
-        for (int i = 0; i + 1 < DEPTH; i++) copy(i);
+    if (n <= 0) {
         if (Tasks::EARLY) tasks.ready();
-        for (int j = 0; j < n; j++) {
-            const auto b = tasks.rows(j);
-            for (int s = s0; s < s1 && begin < end; s++) {
-                float acc[MT][tiles_of(NT)][4] = {};
-                const int stop = min((s + 1) * cut.blocks, end);
-                for (int block = s * cut.blocks; block < stop; block += R::BLOCKS) {
-                    const int taken = stage;
-                    R raw[MT];
-                    const auto multiply = [&](const auto &x) {
-                        copy_wait<DEPTH - 2>();
-#pragma unroll
-                        for (int i = 0; i < MT; i++) raw[i].take(ring + (taken * MT + i) * R::BYTES);
-                        copy(taken ? taken - 1 : DEPTH - 1);  // the stage that was taken a step ago
-                        R::template step<MT, NT>(raw, block, stop, x, acc, tables);
-                    };
-                    if constexpr (NT <= 1 && MT == 1) multiply(Ahead<NT, DT, decltype(b)>(b, block, stop));
-                    else multiply(b);
-                    stage = stage + 1 == DEPTH ? 0 : stage + 1;
-                }
-                tasks.segment(j, s, acc);
-            }
-            tasks.finish(j);
-        }
-        copy_wait<0>();
-    } else if (Tasks::EARLY) {
-        tasks.ready();
+        return;
     }
+    const int begin = s0 * cut.blocks, end = min(s1 * cut.blocks, tasks.matrix(0, 0).n_in / 32);
+    int task = 0, place = begin, tile = tasks.tile(0);  // of the copy
+    Source from[MT];
+#pragma unroll
+    for (int i = 0; i < MT; i++) from[i] = Source(tasks.matrix(0, i), max(tile, 0));
+    const auto copy = [&](uint8_t *to) {
+        if (task < n && place < end) {
+            if (tile >= 0)
+#pragma unroll
+                for (int i = 0; i < MT; i++) R::copy(from[i], place, to + i * R::BYTES);
+            place += R::BLOCKS;
+            if (place >= end && ++task < n) {
+                place = begin, tile = tasks.tile(task);
+#pragma unroll
+                for (int i = 0; i < MT; i++) from[i] = Source(tasks.matrix(task, i), max(tile, 0));
+            }
+        }
+        copy_commit();
+    };
+    for (int i = 0; i + 1 < DEPTH; i++) copy(ring + i * MT * R::BYTES);
+    if (Tasks::EARLY) tasks.ready();
+    int stage = 0;
+    auto b = tasks.rows(0);
+    Ahead<NT, DT, decltype(b)> now, next;
+    if (AHEAD && begin < end) now.fetch(b, begin, end);
+    for (int j = 0; j < n; j++) {
+        float acc[MT][tiles_of(NT)][4] = {};
+        int s = s0, stop = min((s0 + 1) * cut.blocks, end);
+        for (int block = begin; block < end; block += R::BLOCKS) {
+            if (AHEAD) {
+                if (block + R::BLOCKS < end) next.fetch(b, block + R::BLOCKS, end);
+                else if (j + 1 < n) b = tasks.rows(j + 1), next.fetch(b, begin, end);
+            }
+            R raw[MT];
+            copy_wait<DEPTH - 2>();
+#pragma unroll
+            for (int i = 0; i < MT; i++) raw[i].take(ring + (stage * MT + i) * R::BYTES);
+            copy(ring + (stage ? stage - 1 : DEPTH - 1) * MT * R::BYTES);  // the stage that was taken a step ago
+            if constexpr (AHEAD) R::template step<MT, NT>(raw, block, stop, now, acc, tables);
+            else R::template step<MT, NT>(raw, block, stop, b, acc, tables);
+            stage = stage + 1 == DEPTH ? 0 : stage + 1;
+            if (AHEAD) now = next;
+            if (block + R::BLOCKS < stop) continue;
+            tasks.segment(j, s, acc);
+#pragma unroll
+            for (int i = 0; i < MT * tiles_of(NT) * 4; i++) (&acc[0][0][0])[i] = 0.0f;
+            s++, stop = min(stop + cut.blocks, end);
+        }
+        tasks.finish(j);
+        if (!AHEAD && j + 1 < n) b = tasks.rows(j + 1);
+    }
+    copy_wait<0>();
 }
 
-template <int DT, int MT> __host__ __device__ constexpr int ring_bytes() { return ring_depth(MT, Raw<DT>::BYTES) * MT * Raw<DT>::BYTES; }
+template <int DT, int MT> __host__ __device__ constexpr int ring_bytes() { return ring_depth<DT>(MT) * MT * Raw<DT>::BYTES; }
 
-// The tables of IQ2_XXS: selectors of magnitudes, then of signs, COPIES of each word side by side; behind them the word
-// that `decode` needs. Blocks of 8 warps.
+// The tables of IQ2_XXS, COPIES of each word side by side, and the constants. Blocks of 8 warps.
 __device__ __forceinline__ void load_tables(const uint32_t *from, uint32_t *to) {
-    enum { OWN = TABLE_WORDS / 8 };  // words of a warp
+    enum { OWN = TABLE_WORDS / 8 };  // words of a warp: 64
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * OWN;
-    const uint32_t a = __ldg(from + first + lane), b = __ldg(from + first + 32 + lane % (OWN - 32));
+    const uint32_t a = __ldg(from + first + lane), b = __ldg(from + first + 32 + lane);
 #pragma unroll 16
     for (int i = 0; i < OWN; i++) to[(first + i) * COPIES + lane] = __shfl_sync(FULL, i < 32 ? a : b, i % 32);
-    if (threadIdx.x == 0) to[TABLE_WORDS * COPIES] = __ldg(from + TABLE_WORDS);
+    if (threadIdx.x < 2) to[TABLE_WORDS * COPIES + threadIdx.x] = __ldg(from + TABLE_WORDS + threadIdx.x);
     __syncthreads();
 }

@@ -50,7 +50,8 @@ __device__ __forceinline__ void wide_walk(const Mat &m, int tile, const Cut &cut
     using S = Stage<DT, NT>;
     const int n = m.n_in / 32;
     Raw<DT> now, next;
-    now.load(m, tile, 0);
+    const typename Raw<DT>::Source from(m, tile);
+    now.load(from, 0);
     S::copy(room, x, at, 0, n);
     float acc[1][NT][4] = {};
     for (int first = 0; first < n; first += CHUNK) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void wide_walk(const Mat &m, int tile, const Cut &cut
         const auto b = S::view(room + turn * S::BYTES, first);
         const int stop = min(first + CHUNK, n);
         for (int block = first; block < stop; block += Raw<DT>::BLOCKS) {
-            if (block + Raw<DT>::BLOCKS < n) next.load(m, tile, block + Raw<DT>::BLOCKS);
+            if (block + Raw<DT>::BLOCKS < n) next.load(from, block + Raw<DT>::BLOCKS);
             Raw<DT>::template step<1, NT>(&now, block, stop, b, acc, tables);
             now = next;
         }

@@ -19,7 +19,7 @@ from typing import Any
 
 from ds4.plugin import BackendError
 from ds4_cuda.records import DTYPES, INT8_DTYPES, NARROW_DTYPES, RECORD_SIZES
-from ds4_cuda.tensor import depth
+from ds4_cuda.tensor import ring_room
 
 OPTIONS = ("-O3", "-fmad=false", "--std=c++17")
 """No contraction: fused operations are written where they are meant, so every kernel rounds alike."""
@@ -108,7 +108,7 @@ STATIC_SHARED = 1024
 
 def defines(arch: str = "90") -> list[str]:
     """What the sources are told: the sizes of the records, and how deep rings are."""
-    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()] + [f"-DDS4_DEPTH={depth(arch)}"]
+    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()] + [f"-DDS4_RING={ring_room(arch)}"]
 
 
 class Nvcc:

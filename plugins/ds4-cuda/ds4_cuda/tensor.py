@@ -12,8 +12,8 @@ from ds4_cuda.work import ceil
 
 M_TILE = 16  # weight rows of a product
 PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
-TABLES = {"IQ2_XXS": 384 * 32 * 4 + 128}  # bytes of look-up tables in shared memory, by dtype
-STEP = {"Q8_0": 2560, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
+TABLES = {"IQ2_XXS": 512 * 32 * 4 + 128}  # bytes of look-up tables in shared memory, by dtype
+STEP = {"Q8_0": 1280, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
 WARPS = 8
 DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
 FEW_EXPERT_ROWS, DIRECT_EXPERT_ROWS = 64, 256  # most rows of a step for tiles of 4 pairs, and of 8
@@ -33,19 +33,18 @@ class Gpu:
 
     multiprocessors: int = 132
     room: int = 226 * 1024  # bytes of shared memory that a block may ask for
-    depth: int = 4
+    ring: int = 10240  # bytes, see ring_room
 
 
-def depth(arch: str) -> int:
-    """Most steps of weights in a warp's ring: fewer where a multiprocessor has about 100 KB of shared memory."""
-    return 4 if arch in ("80", "87", "90", "100", "103") else 2
+def ring_room(arch: str) -> int:
+    """About the bytes of a warp's ring: fewer where a multiprocessor has about 100 KB of shared memory."""
+    return 10240 if arch in ("80", "87", "90", "100", "103") else 5120
 
 
 def ring(gpu: Gpu, dtype: str, mats: int) -> int:
-    """Bytes of a warp's ring; as ring_depth in tensor.cuh."""
-    step = STEP[dtype]
-    steps = 2 if gpu.depth == 2 or mats * step > 4000 else 4 if mats == 1 and step < 3000 else 3
-    return steps * mats * step
+    """Bytes of a warp's ring: whole steps, at least two; as ring_depth in tensor.cuh."""
+    step = mats * STEP[dtype]
+    return max(2, gpu.ring // (2 if dtype in TABLES else 1) // step) * step
 
 
 @dataclass(frozen=True)
