@@ -36,28 +36,30 @@ struct Down {
 
 // One task of a block: a tile of pairs and n_groups tiles of outputs.
 template <int DT, int NT, class Kind> struct Experts {
+    using Ring = NoRing;
     enum { EARLY = false, MT = Kind::MATS, TILES = tiles_of(NT), ROWS = NT ? 8 * NT : 4, V = ROWS * OUT };
     const Run &run;
     const Layer &layer;
     const Work &w;
     float *part;
-    int block, set;
-    Tile now;
+    int task, block, set;
     float total[MT][TILES][4];
 
     __device__ __forceinline__ Experts(const Run &run, const Layer &layer, const Work &w, float *part, int tile, int block)
-        : run(run), layer(layer), w(w), part(part), block(block), set(threadIdx.x / 32 / w.n_warps),
-          now(tile_of(run, w.shared, w.tile_rows, w.row, tile)) {}
+        : run(run), layer(layer), w(w), part(part), task(tile), block(block), set(threadIdx.x / 32 / w.n_warps) {}
+    __device__ __forceinline__ Tile pairs() const { return tile_of(run, w.shared, w.tile_rows, w.row, task); }
     __device__ __forceinline__ void ready() {}
     __device__ __forceinline__ constexpr int count() const { return 1; }
+    __device__ __forceinline__ NoRing ring(int) const { return {}; }
     __device__ __forceinline__ int outputs() const { return block * w.n_groups + set; }
     __device__ __forceinline__ const Mat &matrix(int, int i) const { return *Kind::mat(layer, w.shared, i); }
     __device__ __forceinline__ int tile(int) const {
         const int n_out = matrix(0, 0).n_out;
-        return outputs() * M_TILE < n_out && set < w.n_groups ? now.expert * (n_out / M_TILE) + outputs() : -1;
+        return outputs() * M_TILE < n_out && set < w.n_groups ? pairs().expert * (n_out / M_TILE) + outputs() : -1;
     }
     __device__ __forceinline__ Rows<NT, per_256(DT)> rows(int) const {
-        return Rows<NT, per_256(DT)>::gather(Kind::input(run), matrix(0, 0).n_in, now.n, [&](int i) { return Kind::input_row(run, now, i); });
+        const Tile t = pairs();
+        return Rows<NT, per_256(DT)>::gather(Kind::input(run), matrix(0, 0).n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
     }
     __device__ __forceinline__ void segment(int, int s, const float (*acc)[TILES][4]) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -73,6 +75,7 @@ template <int DT, int NT, class Kind> struct Experts {
                 }
     }
     __device__ __forceinline__ void finish(int) {
+        const Tile now = pairs();
         const int n_out = matrix(0, 0).n_out, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         if (w.n_warps == 1) {
             const int out = outputs() * M_TILE + g;
@@ -103,7 +106,7 @@ template <int DT, int NT, class Kind> struct Experts {
 // IQ2_XXS, rings, partial sums.
 template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tasks(const Run &run, const Layer &layer, const Work &w) {
     extern __shared__ __align__(16) uint8_t dynamic[];
-    enum { RING = ring_bytes<DT, Kind::MATS>() };
+    enum { RING = RingSize<DT, Kind::MATS, NoRing>::BYTES };
     uint32_t *tables = (uint32_t *)dynamic;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
     uint8_t *room = dynamic + table_bytes<DT>();

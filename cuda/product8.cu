@@ -26,6 +26,7 @@ __device__ __forceinline__ const Job &job_of(const Jobs &jobs, int *block) {
 // The tasks of a block: n_groups tiles of outputs each, of the blocks first, first + step, ... below end.
 template <int DT, int NT> struct Products {
     enum { EARLY = true, V = 8 * NT * OUT };
+    using Ring = typename Choose<per_256(DT) || NT == 4, NoRing, RowRing<DT, NT>>::type;
     const Jobs &jobs;
     int first, step, end;
     float *part;  // partial sums
@@ -53,6 +54,12 @@ template <int DT, int NT> struct Products {
         follow();
         first_row = jobs.count ? blockIdx.x * 8 * NT : jobs.row;
         end_row = jobs.count ? min(*jobs.count, first_row + 8 * NT) : jobs.row + 1;
+    }
+    __device__ __forceinline__ Ring ring(int j) const {
+        int block;
+        const Job &job = at(j, &block);
+        if constexpr (Ring::BYTES > 0) return Ring::from(job.xq, job.x_stride, first_row / 8, end_row - first_row / 8 * 8);
+        else return {};
     }
     __device__ __forceinline__ Neighbours<NT, per_256(DT)> rows(int j) const {
         int block;
@@ -91,8 +98,9 @@ template <int DT, int NT> struct Products {
 template <int DT, int NT> __device__ __forceinline__ void products(const Jobs &jobs, int first, int end, const uint32_t *tables, uint8_t *room) {
     const int warp = threadIdx.x / 32, k = warp % jobs.loops;
     const Cut cut = {jobs.n_segments, jobs.segment / 32};
-    Products<DT, NT> tasks(jobs, first, gridDim.y, end, (float *)(room + 8 * ring_bytes<DT, 1>()));
-    stream<DT, 1, NT>(cut, k * cut.segments / jobs.loops, (k + 1) * cut.segments / jobs.loops, room + warp * ring_bytes<DT, 1>(), tables, tasks);
+    enum { RING = RingSize<DT, 1, typename Products<DT, NT>::Ring>::BYTES };
+    Products<DT, NT> tasks(jobs, first, gridDim.y, end, (float *)(room + 8 * RING));
+    stream<DT, 1, NT>(cut, k * cut.segments / jobs.loops, (k + 1) * cut.segments / jobs.loops, room + warp * RING, tables, tasks);
 }
 
 // grid (tiles of 8 NT rows, blocks that take turns), block 256: n_groups tiles of 16 outputs times `loops` warps that share

@@ -14,7 +14,7 @@
 #include "decode.cuh"
 
 #ifndef DS4_RING
-#define DS4_RING 10240  // bytes of weights in a warp's ring, about; less where a multiprocessor has little shared memory
+#define DS4_RING 11264  // bytes of weights in a warp's ring, about; less where a multiprocessor has little shared memory
 #endif
 
 enum { M_TILE = 16, COPIES = 32 };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
@@ -213,6 +213,7 @@ template <> struct Raw<Q8_0> {
             q = m.q + at * 512 + threadIdx.x % 32 * 16;
             d = m.d + at * 32 + threadIdx.x % 32 / 4 * 4;
         }
+        __device__ __forceinline__ void move(const Mat &a, const Mat &b) { q += b.q - a.q, d += b.d - a.d; }  // to the same tile of b
     };
     __device__ __forceinline__ void load(const Source &from, int block) {
 #pragma unroll
@@ -274,6 +275,7 @@ template <> struct Raw<F16> {
                 row[i] = m.q + (long long)r * m.row_bytes + threadIdx.x % 4 * 16;
             }
         }
+        __device__ __forceinline__ void move(const Mat &a, const Mat &b) { row[0] += b.q - a.q, row[1] += b.q - a.q; }
     };
     __device__ __forceinline__ void load(const Source &from, int block) {
 #pragma unroll
@@ -324,6 +326,7 @@ template <> struct Raw<IQ2_XXS> {
             q = m.q + at * 1024 + threadIdx.x % 32 * 16;
             d = m.d + at * 32 + threadIdx.x % 32 / 4 * 4;
         }
+        __device__ __forceinline__ void move(const Mat &a, const Mat &b) { q += b.q - a.q, d += b.d - a.d; }
     };
     __device__ __forceinline__ void load(const Source &from, int block) {
         r[0] = load_once(from.q + block * 128);
@@ -358,10 +361,10 @@ template <> struct Raw<IQ2_XXS> {
         }
     };
     // 2 s + 1 for the scales s of block i: lane t has bit t of each in the top bit of a word, and a product adds them up.
-    // bits: of the words of blocks i / 4 * 4 on, in bytes 1 and 3, with a 1 in byte 0 of the first two; what meets them is
+    // bits: of the words of four blocks, in bytes 1 and 3, with a 1 in byte 0 of the first two; what meets them is
     // 2^(t + 1) = low or high, and 1 = unit in lane 0.
     static __device__ __forceinline__ int2 odd_scales(const uint32_t *bits, int i, uint32_t low, uint32_t high, uint32_t unit) {
-        const uint32_t b[2] = {i % 4 == 0 ? low | unit : i % 4 == 1 ? high | unit : unit, i % 4 == 2 ? low : i % 4 == 3 ? high : 0u};
+        const uint32_t b[2] = {i == 0 ? low | unit : i == 1 ? high | unit : unit, i == 2 ? low : i == 3 ? high : 0u};
         int c[4];
         mma_s8(c, bits, b, 0);
         return make_int2(c[0], c[2]);
@@ -371,30 +374,30 @@ template <> struct Raw<IQ2_XXS> {
     static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *tables) {
         const auto &at = b.at(block);
         int sum[MT][tiles_of(NT)][4] = {};
-        uint32_t bits[MT][2][4];
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++) {
-            const uint4 u = raw[mt].r[0], v = raw[mt].r[1];
-            const uint32_t words[2][4] = {{u.x, v.x, u.y, v.y}, {u.z, v.z, u.w, v.w}};
-#pragma unroll
-            for (int j = 0; j < 8; j++) bits[mt][j / 4][j % 4] = (words[j / 4][j % 4] >> 7 & 0x01000100u) | (j % 4 < 2 ? 1u : 0u);
-        }
         const uint32_t low = 0x200u << threadIdx.x % 4, high = low << 16, unit = threadIdx.x % 4 == 0;
         const Decoder decoder(tables);
-#pragma unroll
-        for (int i = 0; i < BLOCKS; i++) {
-            uint2 codes[tiles_of(NT)];
-            fetch<NT>(at, i, codes);
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {  // not unrolled: the compiler would keep more values than there are registers
+            uint32_t words[MT][4], bits[MT][4];
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 u = raw[mt].r[0], v = raw[mt].r[1];
-                const uint32_t w0 = i / 2 == 0 ? u.x : i / 2 == 1 ? u.y : i / 2 == 2 ? u.z : u.w;
-                const uint32_t w1 = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
-                uint32_t a[4];
-                decoder.decode(w0, i % 2, &a[0], &a[2]);
-                decoder.decode(w1, i % 2, &a[1], &a[3]);
-                const int2 odd = odd_scales(bits[mt][i / 4], i, low, high, unit);
-                multiply<NT>(sum[mt], a, odd.x, odd.y, codes);
+                const uint32_t w[4] = {half ? u.z : u.x, half ? v.z : v.x, half ? u.w : u.y, half ? v.w : v.y};
+#pragma unroll
+                for (int j = 0; j < 4; j++) words[mt][j] = w[j], bits[mt][j] = (w[j] >> 7 & 0x01000100u) | (j < 2 ? 1u : 0u);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint2 codes[tiles_of(NT)];
+                fetch<NT>(at, half * 4 + i, codes);
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++) {
+                    uint32_t a[4];
+                    decoder.decode(words[mt][i / 2 * 2], i % 2, &a[0], &a[2]);
+                    decoder.decode(words[mt][i / 2 * 2 + 1], i % 2, &a[1], &a[3]);
+                    const int2 odd = odd_scales(bits[mt], i, low, high, unit);
+                    multiply<NT>(sum[mt], a, odd.x, odd.y, codes);
+                }
             }
         }
 #pragma unroll
@@ -417,6 +420,7 @@ template <> struct Raw<Q2_K> {
             s = m.d + at * 320 + threadIdx.x % 32 / 2 * 16;
             d = m.d + at * 320 + 256 + threadIdx.x % 32 / 4 * 8;
         }
+        __device__ __forceinline__ void move(const Mat &a, const Mat &b) { q += b.q - a.q, s += b.d - a.d, d += b.d - a.d; }
     };
     __device__ __forceinline__ void load(const Source &from, int block) {
         r[0] = load_once(from.q + block * 128);
@@ -497,6 +501,7 @@ template <> struct Raw<Q4_K> {
                 row[i] = m.q + (long long)row_of(m, r, m.n_out - 1) * m.row_bytes;
             }
         }
+        __device__ __forceinline__ void move(const Mat &a, const Mat &b) { row[0] += b.q - a.q, row[1] += b.q - a.q; }
     };
     __device__ __forceinline__ void load(const Source &from, int block) {
 #pragma unroll
@@ -573,11 +578,6 @@ struct Cut {  // of K
     int segments, blocks;  // their number; blocks of 32 per segment
 };
 
-template <int DT> __host__ __device__ constexpr int ring_depth(int mats) {  // as `ring` in ds4_cuda/tensor.py
-    const int step = mats * Raw<DT>::BYTES, room = DT == IQ2_XXS ? DS4_RING / 2 : DS4_RING;  // the tables take the rest
-    return room / step < 2 ? 2 : room / step;
-}
-
 // Activations of a step, read a step ahead.
 template <int NT, int DT, class B> struct Ahead {
     enum { BLOCKS = Raw<DT>::BLOCKS, TILES = tiles_of(NT) };
@@ -606,16 +606,79 @@ template <int NT, int DT, class B> struct Ahead {
     __device__ __forceinline__ float sums(int i, int sixteen) const { return from.sums(i, sixteen); }
 };
 
+// NT tiles of neighbouring rows that travel through the ring with the weights of Q8_0 or F16: per tile and step the codes
+// (or halves) of its blocks, then the scales of all tiles.
+template <int DT, int NT> struct RowRing {
+    enum { BLOCKS = Raw<DT>::BLOCKS, ITEM = DT == F16 ? 512 : 256, CODES = BLOCKS * ITEM, SCALES = DT == F16 ? 0 : BLOCKS * 32 };
+    enum { BYTES = NT * (CODES + SCALES) };
+    const uint8_t *q;  // this lane's first 16 bytes
+    const float *d;
+    int blocks, n_rows;  // blocks of a row; rows that are there
+
+    __device__ __forceinline__ static RowRing from(const Quant &x, int n, int tile, int n_rows) {
+        const int lane = threadIdx.x % 32;
+        const long long blocks = n / 32, first = tile * blocks;
+        return {(DT == F16 ? (const uint8_t *)x.h : (const uint8_t *)x.q) + first * ITEM + lane * 16, x.d + first * 8 + lane * 4, (int)blocks, n_rows};
+    }
+    // Calls fn(to, from) for every 16 bytes of this lane.
+    template <typename Fn> __device__ __forceinline__ void each(int block, uint8_t *to, Fn fn) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            const uint8_t *from = q + (long long)(i * blocks + block) * ITEM;
+#pragma unroll
+            for (int k = 0; k < CODES / 512; k++) {
+                const int piece = lane + 32 * k, row = i * 8 + piece % (ITEM / 16) / (ITEM / 128);
+                if (row < n_rows && block + piece / (ITEM / 16) < blocks) fn(to + i * CODES + piece * 16, from + k * 512);
+            }
+            if (SCALES && lane < SCALES / 16 && block + lane / 2 < blocks)
+                fn(to + NT * CODES + i * SCALES + lane * 16, (const uint8_t *)(d + (i * blocks + block) * 8));
+        }
+    }
+    __device__ __forceinline__ void copy(int block, uint8_t *to) const {
+        each(block, to, [](uint8_t *to, const uint8_t *from) { copy_async(to, from); });
+    }
+    __device__ __forceinline__ void read(int block, uint8_t *to) const {  // at once
+        each(block, to, [](uint8_t *to, const uint8_t *from) { *(uint4 *)to = *(const uint4 *)from; });
+    }
+    struct At {  // in shared memory
+        const uint8_t *p;
+        __device__ __forceinline__ const At &at(int) const { return *this; }
+        __device__ __forceinline__ uint2 codes(int i, int block) const { return *(const uint2 *)(p + i * CODES + block * 256 + threadIdx.x % 32 * 8); }
+        __device__ __forceinline__ uint4 halves(int i, int block) const { return *(const uint4 *)(p + i * CODES + block * 512 + threadIdx.x % 32 * 16); }
+        __device__ __forceinline__ float2 scales(int i, int block) const {
+            return *(const float2 *)(p + NT * CODES + i * SCALES + block * 32 + threadIdx.x % 4 * 8);
+        }
+    };
+};
+template <bool FIRST, class A, class B> struct Choose { using type = A; };
+template <class A, class B> struct Choose<false, A, B> { using type = B; };
+
+struct NoRing {  // rows are read where they lie
+    enum { BYTES = 0 };
+    struct At {};
+    __device__ __forceinline__ void copy(int, uint8_t *) const {}
+    __device__ __forceinline__ void read(int, uint8_t *) const {}
+};
+
+template <int DT, int MT, class Ring> struct RingSize {  // as `ring` in ds4_cuda/tensor.py
+    enum { STEP = MT * Raw<DT>::BYTES + Ring::BYTES, ROOM = DT == IQ2_XXS ? DS4_RING / 2 : DS4_RING };  // the tables take the rest
+    enum { DEPTH = ROOM / STEP < 2 ? 2 : ROOM / STEP, BYTES = DEPTH * STEP };
+};
+
 // A warp's share of the tasks of its block, one after the other: segments s0 .. s1 - 1 of a tile of outputs each. Weights
 // are copied ahead to `ring`, the warp's own room, across the borders of tasks. Tasks (a class) has
 //     count(), matrix(j, i), tile(j): number of tasks, their weights (tile < 0: nothing to do for this warp);
 //     EARLY: these are known before follow(), which ready() calls;
-//     rows(j): the activations;  segment(j, s, acc): takes a segment's sums;  finish(j): all threads of the block call it.
+//     Ring, ring(j): the activations, if they go through the ring; rows(j): if not;
+//     segment(j, s, acc): takes a segment's sums;  finish(j): all threads of the block call it.
 template <int DT, int MT, int NT, class Tasks>
 __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *ring, const uint32_t *tables, Tasks &tasks) {
     using R = Raw<DT>;
     using Source = typename R::Source;
-    enum { DEPTH = ring_depth<DT>(MT), AHEAD = NT <= 2 && MT == 1 };
+    using Ring = typename Tasks::Ring;
+    using Size = RingSize<DT, MT, Ring>;
+    enum { IN_RING = Ring::BYTES > 0, AHEAD = !IN_RING && NT <= 1 && MT == 1 && DT != IQ2_XXS };
     if (!Tasks::EARLY) tasks.ready();
     const int n = tasks.count();
     if (n <= 0) {
@@ -624,25 +687,39 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     }
     const int begin = s0 * cut.blocks, end = min(s1 * cut.blocks, tasks.matrix(0, 0).n_in / 32);
     int task = 0, place = begin, tile = tasks.tile(0);  // of the copy
-    Source from[MT];
-#pragma unroll
-    for (int i = 0; i < MT; i++) from[i] = Source(tasks.matrix(0, i), max(tile, 0));
-    const auto copy = [&](uint8_t *to) {
+    Source from(tasks.matrix(0, 0), max(tile, 0));
+    Ring x;
+    const auto copy = [&](uint8_t *to, bool with_rows) {
         if (task < n && place < end) {
-            if (tile >= 0)
-#pragma unroll
-                for (int i = 0; i < MT; i++) R::copy(from[i], place, to + i * R::BYTES);
+            if (tile >= 0) {
+                R::copy(from, place, to);
+                if (MT == 2) {  // not kept: registers are scarce
+                    Source other = from;
+                    other.move(tasks.matrix(task, 0), tasks.matrix(task, 1));
+                    R::copy(other, place, to + R::BYTES);
+                }
+                if (with_rows) x.copy(place, to + MT * R::BYTES);
+            }
             place += R::BLOCKS;
             if (place >= end && ++task < n) {
                 place = begin, tile = tasks.tile(task);
-#pragma unroll
-                for (int i = 0; i < MT; i++) from[i] = Source(tasks.matrix(task, i), max(tile, 0));
+                from = Source(tasks.matrix(task, 0), max(tile, 0));
+                if (IN_RING && with_rows) x = tasks.ring(task);
             }
         }
         copy_commit();
     };
-    for (int i = 0; i + 1 < DEPTH; i++) copy(ring + i * MT * R::BYTES);
+    for (int i = 0; i + 1 < Size::DEPTH; i++) copy(ring + i * Size::STEP, false);
     if (Tasks::EARLY) tasks.ready();
+    if (IN_RING) {  // the rows of the steps under way, which could not be read before
+        int j = 0, at = begin;
+        x = tasks.ring(0);
+        for (int i = 0; i + 1 < Size::DEPTH && j < n && begin < end; i++) {
+            x.read(at, ring + i * Size::STEP + MT * R::BYTES);
+            at += R::BLOCKS;
+            if (at >= end && ++j < n) at = begin, x = tasks.ring(j);
+        }
+    }
     int stage = 0;
     auto b = tasks.rows(0);
     Ahead<NT, DT, decltype(b)> now, next;
@@ -656,13 +733,16 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
                 else if (j + 1 < n) b = tasks.rows(j + 1), next.fetch(b, begin, end);
             }
             R raw[MT];
-            copy_wait<DEPTH - 2>();
+            copy_wait<Size::DEPTH - 2>();
+            if (IN_RING) __syncwarp();  // rows are read by other lanes than copied them
+            const uint8_t *const taken = ring + stage * Size::STEP;
 #pragma unroll
-            for (int i = 0; i < MT; i++) raw[i].take(ring + (stage * MT + i) * R::BYTES);
-            copy(ring + (stage ? stage - 1 : DEPTH - 1) * MT * R::BYTES);  // the stage that was taken a step ago
-            if constexpr (AHEAD) R::template step<MT, NT>(raw, block, stop, now, acc, tables);
+            for (int i = 0; i < MT; i++) raw[i].take(taken + i * R::BYTES);
+            copy(ring + (stage ? stage - 1 : Size::DEPTH - 1) * Size::STEP, true);  // the stage that was taken a step ago
+            if constexpr (IN_RING) R::template step<MT, NT>(raw, block, stop, typename Ring::At{taken + MT * R::BYTES}, acc, tables);
+            else if constexpr (AHEAD) R::template step<MT, NT>(raw, block, stop, now, acc, tables);
             else R::template step<MT, NT>(raw, block, stop, b, acc, tables);
-            stage = stage + 1 == DEPTH ? 0 : stage + 1;
+            stage = stage + 1 == Size::DEPTH ? 0 : stage + 1;
             if (AHEAD) now = next;
             if (block + R::BLOCKS < stop) continue;
             tasks.segment(j, s, acc);
@@ -675,8 +755,6 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     }
     copy_wait<0>();
 }
-
-template <int DT, int MT> __host__ __device__ constexpr int ring_bytes() { return ring_depth<DT>(MT) * MT * Raw<DT>::BYTES; }
 
 // The tables of IQ2_XXS, COPIES of each word side by side, and the constants. Blocks of 8 warps.
 __device__ __forceinline__ void load_tables(const uint32_t *from, uint32_t *to) {

@@ -163,7 +163,8 @@ class Sequence:
         jobs["n_blocks"] = blocks
         jobs["n_first"] = blocks - sum(ceil(p.rows, tensor.M_TILE * found.groups) for p in halves)
         if tiles < 8:  # one block per multiprocessor leaves room for the next kernel's; long products take two
-            blocks = min(blocks, self.gpu.multiprocessors * (2 if blocks > 4 * self.gpu.multiprocessors else 1))
+            import os
+            blocks = min(blocks, self.gpu.multiprocessors * int(os.environ.get('DS4_X', '1')) * (2 if blocks > 4 * self.gpu.multiprocessors else 1))
         name = f"product8_{tiles}_{dtype}"
         arguments = pack_arguments(name, self.run_bytes, jobs.tobytes())
         return Launch(name, (ceil(n_rows, 8 * tiles), blocks), 256, found.shared, arguments)
@@ -455,6 +456,7 @@ class Sequence:
             tiles = ceil(n_rows, tile_rows)
         else:
             at_once, tiles = tile_rows // 8, max_tiles(self.shape, n_rows, tile_rows)
+            at_once = max(at_once, is_pair)  # half tiles save nothing where the weights have most of the work
         outputs, name = ceil(int(mat["n_out"]), tensor.M_TILE), f"{kind}8_{at_once}_{dtype}"
         if at_once == 8:
             found = tensor.Cut(8, 4 if is_pair else 8, 1, tensor.wide_shared(dtype))

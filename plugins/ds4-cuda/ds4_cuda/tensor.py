@@ -33,17 +33,18 @@ class Gpu:
 
     multiprocessors: int = 132
     room: int = 226 * 1024  # bytes of shared memory that a block may ask for
-    ring: int = 10240  # bytes, see ring_room
+    ring: int = 11264  # bytes, see ring_room
 
 
 def ring_room(arch: str) -> int:
     """About the bytes of a warp's ring: fewer where a multiprocessor has about 100 KB of shared memory."""
-    return 10240 if arch in ("80", "87", "90", "100", "103") else 5120
+    return 11264 if arch in ("80", "87", "90", "100", "103") else 5120
 
 
-def ring(gpu: Gpu, dtype: str, mats: int) -> int:
-    """Bytes of a warp's ring: whole steps, at least two; as ring_depth in tensor.cuh."""
-    step = mats * STEP[dtype]
+def ring(gpu: Gpu, dtype: str, mats: int, row_tiles: int = 0) -> int:
+    """Bytes of a warp's ring: whole steps, at least two; as RingSize in tensor.cuh. row_tiles: of rows that go through it."""
+    rows = {"Q8_0": 576, "F16": 1024}[dtype] * row_tiles if row_tiles else 0
+    step = mats * STEP[dtype] + rows
     return max(2, gpu.ring // (2 if dtype in TABLES else 1) // step) * step
 
 
@@ -76,10 +77,17 @@ def share(n_tasks: int, n_segments: int, enough: int) -> tuple[int, int]:
 
 
 def direct(
-    gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_segments: int, mats: int = 1, enough: int = ENOUGH_WARPS
+    gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_segments: int, mats: int = 0, enough: int = ENOUGH_WARPS
 ) -> Cut:
-    """The cut for n_outputs tiles of outputs and n_row_tiles tiles of `tiles` * 8 rows that fits into shared memory."""
-    fixed = WARPS * ring(gpu, dtype, mats) + TABLES.get(dtype, 0)
+    """The cut for n_outputs tiles of outputs and n_row_tiles tiles of `tiles` * 8 rows that fits into shared memory.
+
+    mats: matrices of an expert's product, 0 for a dense one.
+    """
+    is_dense, mats = not mats, mats or 1
+    through = tiles if mats == 1 and is_dense and tiles < 4 else 0  # tiles of rows that go through the ring
+    kinds = ("Q8_0", "F16") if dtype == "Q8_0" and is_dense else (dtype,)
+    rings = max(ring(gpu, kind, mats, through if kind in ("Q8_0", "F16") else 0) for kind in kinds)
+    fixed = WARPS * rings + TABLES.get(dtype, 0)
     groups, n_warps = share(n_outputs * n_row_tiles, n_segments, enough)
     sums = groups * n_segments * (tiles or 0.5) * PARTIAL * mats if n_warps > 1 else 0
     if fixed + sums > gpu.room:
