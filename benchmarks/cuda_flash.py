@@ -163,6 +163,9 @@ def main() -> None:
                     start = time.perf_counter()
                     session.feed(tokens)
                     times.append(time.perf_counter() - start)
+            if args.kernels:
+                for name, count, micros in kernel_times(engine, length, length):
+                    print(f"    {micros:9.1f} us  {count:4d} x {name}", flush=True)
             step = min(times[1:])
             table.writerow(["prefill", length, 0, f"{1e3 * step:.3f}", "", "", f"{length / step:.1f}", "", ""])
             if args.out:

@@ -456,7 +456,7 @@ class Sequence:
             tiles = ceil(n_rows, tile_rows)
         else:
             at_once, tiles = tile_rows // 8, max_tiles(self.shape, n_rows, tile_rows)
-            at_once = max(at_once, is_pair)  # half tiles save nothing where the weights have most of the work
+            at_once = max(at_once, 1) if is_pair else at_once  # half tiles save nothing where the weights have most of the work
         outputs, name = ceil(int(mat["n_out"]), tensor.M_TILE), f"{kind}8_{at_once}_{dtype}"
         if at_once == 8:
             found = tensor.Cut(8, 4 if is_pair else 8, 1, tensor.wide_shared(dtype))
