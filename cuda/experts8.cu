@@ -34,19 +34,27 @@ struct Down {
     static __device__ __forceinline__ int input_row(const Run &, const Tile &t, int i) { return pair_at(t, i); }
 };
 
+template <int DT, int NT> __host__ __device__ constexpr int held_bytes(int n) {  // as in ds4_cuda/tensor.py
+    const int rows = NT ? 8 : 4, scales = per_256(DT) ? n / 256 : n / 32, sums = has_min(DT) ? n / 16 : 0;
+    return NT > 1 ? 0 : rows * (n + 4 * (scales + sums));
+}
+
 // One task of a block: a tile of pairs and n_groups tiles of outputs.
 template <int DT, int NT, class Kind> struct Experts {
     using Ring = NoRing;
     enum { EARLY = false, MT = Kind::MATS, TILES = tiles_of(NT), ROWS = NT ? 8 * NT : 4, V = ROWS * OUT };
+    enum { K = per_256(DT), HELD = NT <= 1 };
+    using Hold = Held<NT, ROWS, K, has_min(DT)>;
     const Run &run;
     const Layer &layer;
     const Work &w;
     float *part;
+    uint8_t *room;  // of rows
     int task, block, set;
     float total[MT][TILES][4];
 
-    __device__ __forceinline__ Experts(const Run &run, const Layer &layer, const Work &w, float *part, int tile, int block)
-        : run(run), layer(layer), w(w), part(part), task(tile), block(block), set(threadIdx.x / 32 / w.n_warps) {}
+    __device__ __forceinline__ Experts(const Run &run, const Layer &layer, const Work &w, float *part, uint8_t *room, int tile, int block)
+        : run(run), layer(layer), w(w), part(part), room(room), task(tile), block(block), set(threadIdx.x / 32 / w.n_warps) {}
     __device__ __forceinline__ Tile pairs() const { return tile_of(run, w.shared, w.tile_rows, w.row, task); }
     __device__ __forceinline__ void ready() {}
     __device__ __forceinline__ constexpr int count() const { return 1; }
@@ -57,9 +65,20 @@ template <int DT, int NT, class Kind> struct Experts {
         const int n_out = matrix(0, 0).n_out;
         return outputs() * M_TILE < n_out && set < w.n_groups ? pairs().expert * (n_out / M_TILE) + outputs() : -1;
     }
-    __device__ __forceinline__ Rows<NT, per_256(DT)> rows(int) const {
-        const Tile t = pairs();
-        return Rows<NT, per_256(DT)>::gather(Kind::input(run), matrix(0, 0).n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
+    __device__ __forceinline__ void copy_rows() const {
+        if constexpr (HELD) {
+            const Tile t = pairs();
+            __syncthreads();  // the task before has read its rows
+            Hold::copy(room, Kind::input(run), matrix(0, 0).n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
+        }
+    }
+    __device__ __forceinline__ auto rows(int) const {
+        if constexpr (HELD) {
+            return Hold::in(room, matrix(0, 0).n_in);
+        } else {
+            const Tile t = pairs();
+            return Rows<NT, K>::gather(Kind::input(run), matrix(0, 0).n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
+        }
     }
     __device__ __forceinline__ void segment(int, int s, const float (*acc)[TILES][4]) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -102,8 +121,8 @@ template <int DT, int NT, class Kind> struct Experts {
     }
 };
 
-// Blocks of 256 threads: n_groups tiles of outputs times n_warps warps that share their segments. Shared: the tables of
-// IQ2_XXS, rings, partial sums.
+// Blocks: n_groups tiles of outputs times n_warps warps that share their segments. Shared: the tables of IQ2_XXS, rings,
+// rows (tiles of at most 8 pairs), partial sums.
 template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tasks(const Run &run, const Layer &layer, const Work &w) {
     extern __shared__ __align__(16) uint8_t dynamic[];
     enum { RING = RingSize<DT, Kind::MATS, NoRing>::BYTES };
@@ -114,10 +133,12 @@ template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tas
     const Cut cut = {w.n_segments, w.segment / 32};
     const int blocks = (Kind::mat(layer, w.shared, 0)->n_out / M_TILE + w.n_groups - 1) / w.n_groups;
     const int s0 = k * cut.segments / w.n_warps, s1 = (k + 1) * cut.segments / w.n_warps;
+    uint8_t *const rows = room + blockDim.x / 32 * RING;
+    const int held = held_bytes<DT, NT>(Kind::mat(layer, w.shared, 0)->n_in);
     follow();
     const int n_tasks = tile_count(run, w.shared, w.tile_rows, w.row) * blocks;
     for (int task = blockIdx.x; task < n_tasks; task += gridDim.x) {
-        Experts<DT, NT, Kind> tasks(run, layer, w, (float *)(room + 8 * RING), task / blocks, task % blocks);
+        Experts<DT, NT, Kind> tasks(run, layer, w, (float *)(rows + held), rows, task / blocks, task % blocks);
         stream<DT, Kind::MATS, NT>(cut, s0, s1, room + warp * RING, tables, tasks);
     }
 }
@@ -174,24 +195,24 @@ template <int DT, class Kind, int> __device__ __forceinline__ void wide_tile(con
 }
 
 // tile_rows: pairs per tile, at most 8 NT (4 when NT = 0); row: -1, or the only row; n_groups tiles of outputs at a time, n_warps for each.
-#define EXPERT8(KERNEL, NT, NAME, KIND, BODY, BLOCKS)                                                                             \
-    extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                 \
+#define EXPERT8(KERNEL, NT, NAME, KIND, BODY, THREADS)                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                                  \
         KERNEL##_##NT##_##NAME(const Run run, const Layer layer, int shared, int tile_rows, int row, int n_segments, int segment, \
                                int n_groups, int n_warps) {                                                                    \
         const Work work = {shared, tile_rows, row, n_segments, segment, n_groups, n_warps};                                   \
         BODY<NAME, KIND, NT>(run, layer, work);                                                                               \
     }
 #define EXPERTS8(NAME)                                  \
-    EXPERT8(gate_up8, 0, NAME, GateUp, direct_tasks, 2) \
-    EXPERT8(down8, 0, NAME, Down, direct_tasks, 2)      \
-    EXPERT8(gate_up8, 1, NAME, GateUp, direct_tasks, 2) \
-    EXPERT8(gate_up8, 2, NAME, GateUp, direct_tasks, 2) \
-    EXPERT8(gate_up8, 4, NAME, GateUp, direct_tasks, 1) \
-    EXPERT8(gate_up8, 8, NAME, GateUp, wide_tile, 1)    \
-    EXPERT8(down8, 1, NAME, Down, direct_tasks, 2)      \
-    EXPERT8(down8, 2, NAME, Down, direct_tasks, 2)      \
-    EXPERT8(down8, 4, NAME, Down, direct_tasks, 2)      \
-    EXPERT8(down8, 8, NAME, Down, wide_tile, 1)
+    EXPERT8(gate_up8, 0, NAME, GateUp, direct_tasks, 512) \
+    EXPERT8(down8, 0, NAME, Down, direct_tasks, 512)      \
+    EXPERT8(gate_up8, 1, NAME, GateUp, direct_tasks, 512) \
+    EXPERT8(gate_up8, 2, NAME, GateUp, direct_tasks, 512) \
+    EXPERT8(gate_up8, 4, NAME, GateUp, direct_tasks, 256) \
+    EXPERT8(gate_up8, 8, NAME, GateUp, wide_tile, 256)    \
+    EXPERT8(down8, 1, NAME, Down, direct_tasks, 512)      \
+    EXPERT8(down8, 2, NAME, Down, direct_tasks, 512)      \
+    EXPERT8(down8, 4, NAME, Down, direct_tasks, 512)      \
+    EXPERT8(down8, 8, NAME, Down, wide_tile, 256)
 EXPERTS8(Q8_0)
 EXPERTS8(Q4_K)
 EXPERTS8(Q2_K)

@@ -17,7 +17,11 @@
 #define DS4_RING 11264  // bytes of weights in a warp's ring, about; less where a multiprocessor has little shared memory
 #endif
 
-enum { M_TILE = 16, COPIES = 32 };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
+#ifndef DS4_COPIES
+#define DS4_COPIES 32  // of the IQ2_XXS tables: one per bank; fewer where a multiprocessor has little shared memory
+#endif
+
+enum { M_TILE = 16, COPIES = DS4_COPIES };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
 // Tables of IQ2_XXS in shared memory: selectors of magnitudes, of signs (a byte's top bit is no sign), a few constants.
 enum { GRID_WORDS = 256, SIGN_WORDS = 256, TABLE_WORDS = GRID_WORDS + SIGN_WORDS, TABLE_BYTES = TABLE_WORDS * COPIES * 4 + 128 };
 
@@ -349,7 +353,7 @@ template <> struct Raw<IQ2_XXS> {
     // constants come from memory: work that the multiplier does is taken from the logic unit, which has most to do here.
     struct Decoder {
         SharedTable grid, sign;  // of this lane
-        uint32_t stride, half;   // 128, 2^16
+        uint32_t stride, half;   // bytes of a word's copies, 2^16
         __device__ __forceinline__ explicit Decoder(const uint32_t *tables)
             : grid(tables + threadIdx.x % COPIES), sign(tables + GRID_WORDS * COPIES + threadIdx.x % COPIES),
               stride(tables[TABLE_WORDS * COPIES]), half(tables[TABLE_WORDS * COPIES + 1]) {}
@@ -654,6 +658,43 @@ template <int DT, int NT> struct RowRing {
 template <bool FIRST, class A, class B> struct Choose { using type = A; };
 template <class A, class B> struct Choose<false, A, B> { using type = B; };
 
+// At most 4 or 8 rows of a task in shared memory: codes [n / 32][ROWS][32], scales [n / 32 or n / 256][ROWS], sums
+// [n / 16][ROWS].
+template <int NT, int ROWS, bool K, bool SUMS> struct Held {
+    const uint8_t *q;  // this lane's column
+    const float *d[2], *s;
+    static __device__ __forceinline__ int units(int n) { return K ? n / 256 : n / 32; }
+    static __device__ __forceinline__ int row_of(int column) { return NT ? column % ROWS : column / 2; }
+
+    static __device__ __forceinline__ Held in(const uint8_t *room, int n) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        const float *scales = (const float *)(room + n * ROWS), *sums = scales + units(n) * ROWS;
+        return {room + row_of(g) * 32 + t * 8, {scales + row_of(2 * t), scales + row_of(2 * t + 1)}, sums + row_of(g)};
+    }
+    // Starts copying; row(i): where the i-th of n_rows lies. All threads of the block.
+    template <typename Row> static __device__ __forceinline__ void copy(uint8_t *room, const Quant &x, int n, int n_rows, Row row) {
+        float *scales = (float *)(room + n * ROWS), *sums = scales + units(n) * ROWS;
+        for (int r = 0; r < n_rows; r++) {
+            const int at = row(r);
+            const long long place = at / 8 * (long long)(n / 32) * 8 + at % 8;
+            for (int i = threadIdx.x; i < n / 16; i += blockDim.x)
+                copy_async(room + (i / 2 * ROWS + r) * 32 + i % 2 * 16, (K ? x.kq : x.q) + (place + i / 2 * 8) * 32 + i % 2 * 16);
+            for (int i = threadIdx.x; i < units(n); i += blockDim.x)
+                copy_async4(scales + i * ROWS + r, K ? x.kd + at / 8 * (n / 256) * 8 + at % 8 + i * 8 : x.d + place + i * 8);
+            for (int i = threadIdx.x; SUMS && i < n / 16; i += blockDim.x)
+                copy_async4(sums + i * ROWS + r, x.ks + at / 8 * (n / 16) * 8 + at % 8 + i * 8);
+        }
+        copy_commit();
+    }
+    __device__ __forceinline__ uint2 codes(int, int block) const { return *(const uint2 *)(q + block * ROWS * 32); }
+    __device__ __forceinline__ uint4 halves(int, int) const { return make_uint4(0, 0, 0, 0); }
+    __device__ __forceinline__ float2 scales(int, int block) const { return make_float2(d[0][block * ROWS], d[1][block * ROWS]); }
+    __device__ __forceinline__ float sums(int, int sixteen) const { return s[sixteen * ROWS]; }
+    __device__ __forceinline__ Held at(int block) const {
+        return {q + block * ROWS * 32, {d[0] + (K ? block / 8 : block) * ROWS, d[1] + (K ? block / 8 : block) * ROWS}, s + block * 2 * ROWS};
+    }
+};
+
 struct NoRing {  // rows are read where they lie
     enum { BYTES = 0 };
     struct At {};
@@ -671,6 +712,7 @@ template <int DT, int MT, class Ring> struct RingSize {  // as `ring` in ds4_cud
 //     count(), matrix(j, i), tile(j): number of tasks, their weights (tile < 0: nothing to do for this warp);
 //     EARLY: these are known before follow(), which ready() calls;
 //     Ring, ring(j): the activations, if they go through the ring; rows(j): if not;
+//     HELD: copy_rows() first copies them to shared memory, where rows(j) reads them;
 //     segment(j, s, acc): takes a segment's sums;  finish(j): all threads of the block call it.
 template <int DT, int MT, int NT, class Tasks>
 __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *ring, const uint32_t *tables, Tasks &tasks) {
@@ -678,8 +720,9 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     using Source = typename R::Source;
     using Ring = typename Tasks::Ring;
     using Size = RingSize<DT, MT, Ring>;
-    enum { IN_RING = Ring::BYTES > 0, AHEAD = !IN_RING && NT <= 1 && MT == 1 && DT != IQ2_XXS };
+    enum { IN_RING = Ring::BYTES > 0, AHEAD = !IN_RING && !Tasks::HELD && NT <= 1 && MT == 1 && DT != IQ2_XXS };
     if (!Tasks::EARLY) tasks.ready();
+    if (Tasks::HELD) tasks.copy_rows();
     const int n = tasks.count();
     if (n <= 0) {
         if (Tasks::EARLY) tasks.ready();
@@ -711,6 +754,10 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     };
     for (int i = 0; i + 1 < Size::DEPTH; i++) copy(ring + i * Size::STEP, false);
     if (Tasks::EARLY) tasks.ready();
+    if (Tasks::HELD) {
+        copy_wait<Size::DEPTH - 1>();
+        __syncthreads();
+    }
     if (IN_RING) {  // the rows of the steps under way, which could not be read before
         int j = 0, at = begin;
         x = tasks.ring(0);
@@ -756,13 +803,17 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     copy_wait<0>();
 }
 
-// The tables of IQ2_XXS, COPIES of each word side by side, and the constants. Blocks of 8 warps.
+// The tables of IQ2_XXS, COPIES of each word side by side, and the constants.
 __device__ __forceinline__ void load_tables(const uint32_t *from, uint32_t *to) {
-    enum { OWN = TABLE_WORDS / 8 };  // words of a warp: 64
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * OWN;
-    const uint32_t a = __ldg(from + first + lane), b = __ldg(from + first + 32 + lane);
+    const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+    for (int first = threadIdx.x / 32 * 32; first < TABLE_WORDS; first += n_warps * 32) {
+        const uint32_t own = __ldg(from + first + lane);
 #pragma unroll 16
-    for (int i = 0; i < OWN; i++) to[(first + i) * COPIES + lane] = __shfl_sync(FULL, i < 32 ? a : b, i % 32);
-    if (threadIdx.x < 2) to[TABLE_WORDS * COPIES + threadIdx.x] = __ldg(from + TABLE_WORDS + threadIdx.x);
+        for (int i = 0; i < 32 * COPIES / 32; i++) {
+            const int at = i * 32 + lane;  // of 32 words times COPIES
+            to[first * COPIES + at] = __shfl_sync(FULL, own, at / COPIES);
+        }
+    }
+    if (threadIdx.x < 2) to[TABLE_WORDS * COPIES + threadIdx.x] = threadIdx.x ? __ldg(from + TABLE_WORDS) : 4 * COPIES * (__ldg(from + TABLE_WORDS) >> 16);
     __syncthreads();
 }

@@ -19,7 +19,7 @@ from typing import Any
 
 from ds4.plugin import BackendError
 from ds4_cuda.records import DTYPES, INT8_DTYPES, NARROW_DTYPES, RECORD_SIZES
-from ds4_cuda.tensor import ring_room
+from ds4_cuda.tensor import Gpu, is_large
 
 OPTIONS = ("-O3", "-fmad=false", "--std=c++17")
 """No contraction: fused operations are written where they are meant, so every kernel rounds alike."""
@@ -107,8 +107,12 @@ STATIC_SHARED = 1024
 
 
 def defines(arch: str = "90") -> list[str]:
-    """What the sources are told: the sizes of the records, and how deep rings are."""
-    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()] + [f"-DDS4_RING={ring_room(arch)}"]
+    """What the sources are told: the sizes of the records, of rings and tables."""
+    gpu = Gpu(is_large=is_large(arch))
+    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()] + [
+        f"-DDS4_RING={gpu.ring}",
+        f"-DDS4_COPIES={gpu.copies}",
+    ]
 
 
 class Nvcc:

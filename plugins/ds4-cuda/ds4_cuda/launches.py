@@ -151,10 +151,10 @@ class Sequence:
         tiles = tensor.tiles_at_once(n_rows)
         n_outputs = sum(ceil(p.rows, tensor.M_TILE) for p in products)
         if tiles < 8:
-            found = tensor.direct(self.gpu, dtype, tiles, n_outputs, ceil(n_rows, 8 * tiles), n)
+            found = tensor.dense(self.gpu, dtype, tiles, n_outputs, ceil(n_rows, 8 * tiles), n)
         else:
             halves = any(DTYPES[int(p.mat["dtype"])] == "F16" for p in products)
-            found = tensor.Cut(tiles, 8, 1, tensor.wide_shared(dtype, halves=halves))
+            found = tensor.Cut(tiles, 8, 1, tensor.wide_shared(self.gpu, dtype, halves=halves))
         jobs = record(JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, row=row)
         jobs["n_groups"], jobs["loops"] = found.groups, found.n_warps
         products = sorted(products, key=lambda p: DTYPES[int(p.mat["dtype"])] == "F16")  # those of F16 last
@@ -162,9 +162,8 @@ class Sequence:
         halves = [p for p in products if DTYPES[int(p.mat["dtype"])] == "F16"]
         jobs["n_blocks"] = blocks
         jobs["n_first"] = blocks - sum(ceil(p.rows, tensor.M_TILE * found.groups) for p in halves)
-        if tiles < 8:  # one block per multiprocessor leaves room for the next kernel's; long products take two
-            import os
-            blocks = min(blocks, self.gpu.multiprocessors * int(os.environ.get('DS4_X', '1')) * (2 if blocks > 4 * self.gpu.multiprocessors else 1))
+        if tiles < 8:  # blocks take turns: more of them than run at a time only cost starts
+            blocks = min(blocks, 4 * self.gpu.multiprocessors)
         name = f"product8_{tiles}_{dtype}"
         arguments = pack_arguments(name, self.run_bytes, jobs.tobytes())
         return Launch(name, (ceil(n_rows, 8 * tiles), blocks), 256, found.shared, arguments)
@@ -459,12 +458,12 @@ class Sequence:
             at_once = max(at_once, 1) if is_pair else at_once  # half tiles save nothing where the weights have most of the work
         outputs, name = ceil(int(mat["n_out"]), tensor.M_TILE), f"{kind}8_{at_once}_{dtype}"
         if at_once == 8:
-            found = tensor.Cut(8, 4 if is_pair else 8, 1, tensor.wide_shared(dtype))
+            found = tensor.Cut(8, 4 if is_pair else 8, 1, tensor.wide_shared(self.gpu, dtype))
             grid: tuple[int, ...] = (tiles, ceil(outputs, found.groups))
         else:
-            enough = 6000 if is_pair else 1500
-            n_tiles, mats = min(tiles, self.shape.n_experts), 2 if is_pair else 1
-            found = tensor.direct(self.gpu, dtype, at_once, outputs, n_tiles, n, mats, enough)
-            grid = (min(tiles * ceil(outputs, found.groups), 2 * self.gpu.multiprocessors),)
+            n_tiles, enough = min(tiles, self.shape.n_experts), 6000 if is_pair else 8000
+            found = tensor.experts(self.gpu, dtype, at_once, 2 if is_pair else 1, mat, n_tiles, enough)
+            blocks = self.gpu.multiprocessors * 512 // found.threads
+            grid = (min(tiles * ceil(outputs, found.groups), blocks),)
         values = (self.layer_bytes[layer], shared, tile_rows, row, n, segment, found.groups, found.n_warps)
-        return self._small(name, grid, 256, *values, shared=found.shared)
+        return self._small(name, grid, found.threads, *values, shared=found.shared)

@@ -66,7 +66,7 @@ class CudaRunner(Runner):
             progress=self._options.progress,
         )
         multiprocessors = driver.Device(self.device.index).get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
-        gpu = tensor.Gpu(int(multiprocessors), shared_room(driver) - STATIC_SHARED, tensor.ring_room(arch))
+        gpu = tensor.Gpu(int(multiprocessors), shared_room(driver) - STATIC_SHARED, tensor.is_large(arch))
         self._sequence = Sequence(shape, self._memory.run, self._memory.layers, gpu)
         self._reference = Reference(self._sequence)
         self._launcher = Launcher(kernels, self._stream, api)

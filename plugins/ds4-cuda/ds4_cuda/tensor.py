@@ -7,12 +7,13 @@ the step and changes no sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ds4_cuda.work import ceil
 
 M_TILE = 16  # weight rows of a product
 PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
-TABLES = {"IQ2_XXS": 512 * 32 * 4 + 128}  # bytes of look-up tables in shared memory, by dtype
+TABLES = ("IQ2_XXS",)  # dtypes with look-up tables in shared memory
 STEP = {"Q8_0": 1280, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
 WARPS = 8
 DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
@@ -33,12 +34,31 @@ class Gpu:
 
     multiprocessors: int = 132
     room: int = 226 * 1024  # bytes of shared memory that a block may ask for
-    ring: int = 11264  # bytes, see ring_room
+    is_large: bool = True  # a multiprocessor has much more than 100 KB of shared memory
+
+    @property
+    def ring(self) -> int:
+        """About the bytes of a warp's ring."""
+        return 11264 if self.is_large else 5120
+
+    @property
+    def copies(self) -> int:
+        """Of the IQ2_XXS tables."""
+        return 32 if self.is_large else 16
+
+    @property
+    def expert_warps(self) -> int:
+        """Warps of a block of the experts' direct kernels."""
+        return 16 if self.is_large else 8
 
 
-def ring_room(arch: str) -> int:
-    """About the bytes of a warp's ring: fewer where a multiprocessor has about 100 KB of shared memory."""
-    return 11264 if arch in ("80", "87", "90", "100", "103") else 5120
+def is_large(arch: str) -> bool:
+    """Whether the architecture's multiprocessors have much more than 100 KB of shared memory."""
+    return arch in ("80", "87", "90", "100", "103")
+
+
+def table_bytes(gpu: Gpu, dtype: str) -> int:
+    return 512 * gpu.copies * 4 + 128 if dtype in TABLES else 0
 
 
 def ring(gpu: Gpu, dtype: str, mats: int, row_tiles: int = 0) -> int:
@@ -56,6 +76,7 @@ class Cut:
     groups: int  # tiles of outputs
     n_warps: int  # that share the segments of a tile of outputs
     shared: int  # bytes
+    threads: int = 256
 
 
 def tiles_at_once(n_rows: int, most_direct: int = DIRECT_ROWS) -> int:
@@ -65,38 +86,57 @@ def tiles_at_once(n_rows: int, most_direct: int = DIRECT_ROWS) -> int:
     return 1 if n_rows <= 8 else 2 if n_rows <= 16 else 4
 
 
-def share(n_tasks: int, n_segments: int, enough: int) -> tuple[int, int]:
-    """(tiles of outputs per block, warps for each of them); n_tasks: pairs of output and row tiles."""
-    found = (WARPS, 1)
+def share(n_tasks: int, n_segments: int, enough: int, warps: int = WARPS, most: int = 16) -> tuple[int, int]:
+    """(tiles of outputs per block, warps for each of them); n_tasks: pairs of output and row tiles.
+
+    most: segments whose partial sums shared memory has room for.
+    """
+    found = (warps, 1)
     for n_warps in (2, 4, 8):
         if n_tasks * found[1] >= enough or n_warps > n_segments:
             break
-        if WARPS // n_warps * n_segments <= 16:  # else the partial sums take too much shared memory
-            found = (WARPS // n_warps, n_warps)
+        if warps // n_warps * n_segments <= most:
+            found = (warps // n_warps, n_warps)
     return found
 
 
-def direct(
-    gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_segments: int, mats: int = 0, enough: int = ENOUGH_WARPS
-) -> Cut:
-    """The cut for n_outputs tiles of outputs and n_row_tiles tiles of `tiles` * 8 rows that fits into shared memory.
-
-    mats: matrices of an expert's product, 0 for a dense one.
-    """
-    is_dense, mats = not mats, mats or 1
-    through = tiles if mats == 1 and is_dense and tiles < 4 else 0  # tiles of rows that go through the ring
-    kinds = ("Q8_0", "F16") if dtype == "Q8_0" and is_dense else (dtype,)
-    rings = max(ring(gpu, kind, mats, through if kind in ("Q8_0", "F16") else 0) for kind in kinds)
-    fixed = WARPS * rings + TABLES.get(dtype, 0)
-    groups, n_warps = share(n_outputs * n_row_tiles, n_segments, enough)
-    sums = groups * n_segments * (tiles or 0.5) * PARTIAL * mats if n_warps > 1 else 0
+def dense(gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_segments: int) -> Cut:
+    """The cut for n_outputs tiles of outputs and n_row_tiles tiles of `tiles` * 8 rows that fits into shared memory."""
+    kinds = ("Q8_0", "F16") if dtype == "Q8_0" else (dtype,)
+    through = tiles if tiles < 4 and dtype == "Q8_0" else 0  # tiles of rows that go through the ring
+    fixed = WARPS * max(ring(gpu, kind, 1, through) for kind in kinds) + table_bytes(gpu, dtype)
+    groups, n_warps = share(n_outputs * n_row_tiles, n_segments, ENOUGH_WARPS)
+    sums = groups * n_segments * tiles * PARTIAL if n_warps > 1 else 0
     if fixed + sums > gpu.room:
         groups, n_warps, sums = WARPS, 1, 0
-    return Cut(tiles, groups, n_warps, fixed + int(sums))
+    return Cut(tiles, groups, n_warps, fixed + sums)
 
 
-def wide_shared(dtype: str, *, halves: bool = False) -> int:
+def held_bytes(dtype: str, tiles: int, n_in: int) -> int:
+    """Bytes of a task's rows in shared memory; as held_bytes in experts8.cu."""
+    scales = n_in // 32 if dtype == "Q8_0" else n_in // 256
+    sums = n_in // 16 if dtype in ("Q2_K", "Q4_K") else 0
+    return (8 if tiles else 4) * (n_in + 4 * (scales + sums)) if tiles <= 1 else 0
+
+
+def experts(gpu: Gpu, dtype: str, tiles: int, mats: int, mat: Any, n_tiles: int, enough: int) -> Cut:
+    """The cut of an expert's product (`mats` matrices like `mat`) for n_tiles tiles of pairs."""
+    n_in, outputs = int(mat["n_in"]), ceil(int(mat["n_out"]), M_TILE)
+    warps = WARPS if tiles == 4 and mats == 2 else gpu.expert_warps
+    n_segments = cut(n_in)[0]
+    others = table_bytes(gpu, dtype) + held_bytes(dtype, tiles, n_in)
+    while warps > 1 and warps * ring(gpu, dtype, mats) + others > gpu.room:
+        warps //= 2
+    fixed = warps * ring(gpu, dtype, mats) + others
+    groups, n_warps = share(outputs * n_tiles, n_segments, enough, warps, 2 * warps)
+    sums = groups * n_segments * (tiles * 2 or 1) * PARTIAL * mats // 2 if n_warps > 1 else 0
+    if fixed + sums > gpu.room:
+        groups, n_warps, sums = warps, 1, 0
+    return Cut(tiles, groups, n_warps, fixed + sums, 32 * warps)
+
+
+def wide_shared(gpu: Gpu, dtype: str, *, halves: bool = False) -> int:
     """Bytes of shared memory of a block that stages WIDE rows of 256 inputs, twice."""
     sides = WIDE * 4 * (8 if dtype == "Q8_0" else 1) + WIDE * 4 * (16 if dtype in ("Q2_K", "Q4_K") else 0)
     stage = WIDE * 256 + sides
-    return TABLES.get(dtype, 0) + 2 * max(stage, WIDE * 512 if halves else 0)
+    return table_bytes(gpu, dtype) + 2 * max(stage, WIDE * 512 if halves else 0)
