@@ -49,16 +49,18 @@ extern "C" __global__ void store_rows(const Run run, const Layer layer, int row0
         layer.step_index_comp[(2LL * row + 1) * n_index + k] += layer.vec[V_IX_COMP_APE][slot * n_index + k];
 }
 
-// grid (rows, heads, then index heads), block 128, shared: head floats. Norm and rotation of queries, in place.
+// grid (rows, heads, then index heads), block 128, shared: head floats. Norm and rotation of queries, in place; of index
+// heads alone where attention runs on tensor cores.
 extern "C" __global__ void finish_queries(const Run run, const Layer layer, int row0) {
     follow();
     extern __shared__ float head[];
     __shared__ float room[4];
     const int row = row0 + blockIdx.x;
     if (row >= *run.n_rows) return;
-    const bool is_index = blockIdx.y >= run.n_heads;
+    const int n_heads = attends8(run) ? 0 : run.n_heads;
+    const bool is_index = blockIdx.y >= n_heads;
     const int dim = is_index ? run.index_dim : run.head_dim, n_pairs = run.rope_dim / 2;
-    float *q = is_index ? run.iq + ((long long)row * run.index_heads + blockIdx.y - run.n_heads) * dim
+    float *q = is_index ? run.iq + ((long long)row * run.index_heads + blockIdx.y - n_heads) * dim
                         : run.q + ((long long)row * run.n_heads + blockIdx.y) * dim;
     const float inverse = is_index ? 1.0f : row_norm(q, dim, run.rms_eps, room);
     for (int k = threadIdx.x; k < dim; k += blockDim.x) head[k] = q[k] * inverse;

@@ -105,6 +105,9 @@ __device__ __forceinline__ const uint8_t *visible_at(const Run &run, const Layer
     return entry_slot(run, layer, v.item, v.selected ? v.selected[t] : t, layer.entries, run.head_dim);
 }
 
+// Attention runs on tensor cores, which finishes its queries itself.
+__device__ __forceinline__ bool attends8(const Run &run) { return run.int8 && run.head_dim % 8 == 0; }
+
 // ---------------------------------------------------------------- rotation
 
 __device__ __forceinline__ const float *cos_of(const Run &run, const Layer &layer, int row) {

@@ -32,6 +32,8 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
     "finish_queries": ("attention", "RLi"),
     **{f"attend_{parts}": ("attention", "RLi") for parts in (1, 2, 3, 4)},
     "join_blocks": ("attention", "RLi"),
+    **{f"attend8_{heads}": ("attend8", "RLi") for heads in ("16", "32", "all")},
+    "join8": ("attend8", "RLi"),
     "complete_entries": ("compressor", "RLi"),
     "score_entries": ("indexer", "RLi"),
     "select_entries": ("indexer", "Ri"),

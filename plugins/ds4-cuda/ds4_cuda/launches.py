@@ -14,7 +14,7 @@ from ds4.plugin import CSA, HCA, SLIDING, ModelShape
 from ds4_cuda import tensor
 from ds4_cuda.kernels import pack_arguments
 from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, NARROW_DTYPES, record
-from ds4_cuda.work import FEW_ROWS, KEYS, KINDS, PART, TILE, ceil, max_tiles, max_visible
+from ds4_cuda.work import FEW_ROWS, KEYS, KEYS8, KINDS, PART, TILE, ceil, max_tiles, max_visible
 
 PRODUCT_ROWS, GATE_UP_ROWS, DOWN_ROWS = 4, 2, 4  # weight rows per warp; as in the kernels
 
@@ -313,10 +313,18 @@ class Sequence:
             kinds, room = 1 + (shape.ratios[layer] == CSA), 4 * max(shape.head_dim, shape.index_dim)
             yield self._small("complete_entries", (n, kinds), 256, rec, row0, shared=room)
 
-    def finish_queries(self, layer: int, row0: int, n: int, with_index: bool) -> Launch:
+    @property
+    def attends_on_tensor_cores(self) -> bool:
+        """As attends8 in common.cuh."""
+        return bool(self.run["int8"]) and self.shape.head_dim % 8 == 0
+
+    def finish_queries(self, layer: int, row0: int, n: int, with_index: bool) -> Iterator[Launch]:
+        """Attention on tensor cores finishes its own queries."""
         shape = self.shape
-        heads, room = shape.n_heads + with_index * shape.index_heads, 4 * max(shape.head_dim, shape.index_dim)
-        return self._small("finish_queries", (n, heads), 128, self.layer_bytes[layer], row0, shared=room)
+        heads = (0 if self.attends_on_tensor_cores else shape.n_heads) + with_index * shape.index_heads
+        if heads:
+            room = 4 * max(shape.head_dim, shape.index_dim)
+            yield self._small("finish_queries", (n, heads), 128, self.layer_bytes[layer], row0, shared=room)
 
     def select(self, row0: int, n: int) -> Launch:
         return self._small("select_entries", (n,), 1024, row0)
@@ -370,7 +378,7 @@ class Sequence:
         yield from self._multiply(n, self.input_products(layer))
         yield from self.store(layer, 0, n)
         yield from self._multiply(n, self.query_products(layer, with_index))
-        yield self.finish_queries(layer, 0, n, with_index)
+        yield from self.finish_queries(layer, 0, n, with_index)
         if with_index:
             yield self._score(layer, n, bucket.n_tokens)
             yield self.select(0, n)
@@ -387,20 +395,45 @@ class Sequence:
         grid = (n_rows, ceil(n_tokens // CSA, 64))
         return self._small("score_entries", grid, threads, self.layer_bytes[layer], 0, shared=shared)
 
-    def _attend(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
-        shape, at_a_time = self.shape, int(self.run["attend_rows"])
-        rec, ratio = self.layer_bytes[layer], shape.ratios[layer]
-        visible = min(bucket.n_tokens, shape.window)
+    def _visible(self, layer: int, n_tokens: int) -> int:
+        """Most rows that one row of this layer attends to."""
+        shape, ratio = self.shape, self.shape.ratios[layer]
+        visible = min(n_tokens, shape.window)
         if ratio == CSA:
-            visible += min(bucket.n_tokens // CSA, shape.index_top_k)
+            visible += min(n_tokens // CSA, shape.index_top_k)
         elif ratio == HCA:
-            visible += bucket.n_tokens // HCA
-        assert visible <= max_visible(shape, bucket.n_tokens)
-        splits, name = ceil(visible, KEYS), f"attend_{ceil(shape.head_dim, 128)}"
+            visible += n_tokens // HCA
+        assert visible <= max_visible(shape, n_tokens)
+        return visible
+
+    def _attend(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
+        if self.attends_on_tensor_cores:
+            yield from self.tensor_attend(layer, 0, bucket.n_rows, bucket.n_tokens)
+            return
+        shape, at_a_time, rec = self.shape, int(self.run["attend_rows"]), self.layer_bytes[layer]
+        splits, name = ceil(self._visible(layer, bucket.n_tokens), KEYS), f"attend_{ceil(shape.head_dim, 128)}"
         for row0 in range(0, bucket.n_rows, at_a_time):
             n = min(at_a_time, bucket.n_rows - row0)
             yield self._small(name, (n, ceil(shape.n_heads, 4), splits), 256, rec, row0)
             yield self._small("join_blocks", (n, shape.n_heads), 128, rec, row0, shared=4 * shape.head_dim)
+
+    def tensor_attend(self, layer: int, first_row: int, n_rows: int, n_tokens: int) -> Iterator[Launch]:
+        """Queries before their norm -> attention output. How the work is cut changes no sum."""
+        shape, at_a_time, rec = self.shape, int(self.run["attend_rows"]), self.layer_bytes[layer]
+        keys, parts = tensor.attend_bytes(shape.head_dim)
+        groups = ceil(shape.n_heads, 32)
+        if n_rows * groups >= 2 * self.gpu.multiprocessors and 2 * keys + 2 * parts <= self.gpu.room:
+            shared = 2 * keys + 2 * parts
+            yield self._small("attend8_all", (n_rows, groups), 256, rec, first_row, shared=shared)
+            return
+        splits = ceil(self._visible(layer, n_tokens), KEYS8)
+        for done in range(0, n_rows, at_a_time):
+            n, row0 = min(at_a_time, n_rows - done), first_row + done
+            half = n * groups * splits < self.gpu.multiprocessors or keys + 2 * parts > self.gpu.room
+            name, heads = ("attend8_16", 16) if half else ("attend8_32", 32)
+            grid, shared = (n, ceil(shape.n_heads, heads), splits), keys + parts * heads // 16
+            yield self._small(name, grid, 256, rec, row0, shared=shared)
+            yield self._small("join8", (n, shape.n_heads), 128, rec, row0, shared=4 * shape.head_dim)
 
     def _experts(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         n, shape = bucket.n_rows, self.shape

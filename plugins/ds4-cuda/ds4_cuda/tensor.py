@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ds4_cuda.work import ceil
+from ds4_cuda.work import KEYS8, ceil
 
 M_TILE = 16  # weight rows of a product
 PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
@@ -66,6 +66,11 @@ def ring(gpu: Gpu, dtype: str, mats: int, row_tiles: int = 0) -> int:
     rows = {"Q8_0": 576, "F16": 1024}[dtype] * row_tiles if row_tiles else 0
     step = mats * STEP[dtype] + rows
     return max(2, gpu.ring // (2 if dtype in TABLES else 1) // step) * step
+
+
+def attend_bytes(head_dim: int) -> tuple[int, int]:
+    """Bytes of shared memory of a block of attention: its staged keys, and parts of its scores for 16 heads."""
+    return KEYS8 * (ceil(head_dim, 32) * 32 + 4) * 4, WARPS * 16 * KEYS8 * 4
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ds4.plugin import CSA, HCA, PAGE_TOKENS, CacheLayout, Limits, MemoryPlan, M
 
 ALIGN = 256
 KEYS = 64  # visible rows per attention block; as in attention.cu
+KEYS8 = 32  # and on tensor cores; as in attend8.cu
 PART = 64  # channels of a part of the streams; as in hyper.cuh
 FEW_ROWS = 32  # rows that are routed and grouped by one block; as in moe.cu
 FEW_PAIRS = 4  # of a tile in small steps
@@ -35,7 +36,7 @@ def max_visible(shape: ModelShape, n_tokens: int) -> int:
 
 
 def max_splits(shape: ModelShape, context: int) -> int:
-    return max(1, -(-max_visible(shape, context) // KEYS))
+    return max(1, -(-max_visible(shape, context) // min(KEYS, KEYS8)))
 
 
 def attend_rows(shape: ModelShape, limits: Limits) -> int:
