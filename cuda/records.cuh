@@ -75,6 +75,7 @@ struct Run {
     float *router;        // [max_rows, n_experts]
     float *route_weight;  // [max_rows, n_used]
     float *act;           // [max_rows * (n_used + 1), ffn_width]: pair row * n_used + slot; the shared expert's behind
+    float *gate, *up;     // [max_rows, ffn_width]: of the shared expert, where they are products like any other
     float *expert_out;    // [max_rows * (n_used + 1), hidden]
     float *part_o;        // [attend_rows, n_splits, n_heads, head_dim]: attention of one key block
     float *part_ml;       // [attend_rows, n_splits, n_heads, 2]: its largest score and its sum

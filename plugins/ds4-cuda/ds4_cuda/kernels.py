@@ -41,7 +41,7 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
     **{f"product8_{tiles}_{dtype}": ("product8", "RJ") for tiles in (1, 2, 4, 8) for dtype in INT8_DTYPES},
     **{f"product1_{dtype}": ("matmul", "RJ") for dtype in NARROW_DTYPES},
     "quantize_low": ("quantize", "Ri"),
-    "quantize_act": ("quantize", "Ri"),
+    "quantize_act": ("quantize", "RLii"),
     "route_rows": ("moe", "RLi"),
     "route_group": ("moe", "RLi"),
     "group_pairs": ("moe", "Ri"),

@@ -258,6 +258,17 @@ class Sequence:
         mat = self.mat(layer, "attn_output_b.weight")
         return [Product(mat, int(run["low"]), self._twin("low"), int(run["y"]), low, shape.hidden)]
 
+    def shared_products(self, layer: int) -> list[Product]:
+        """Gate and up of the shared expert as products like any other, if tensor cores run them; quantize_act does the rest."""
+        shape, run = self.shape, self.run
+        if not any(self._twin("act")) or shape.ffn_width % 32:
+            return []
+        products = [
+            Product(self.mat(layer, f"ffn_{name}_shexp.weight"), int(run["xn"]), self._twin("xn"), int(run[name]), shape.hidden, shape.ffn_width)
+            for name in ("gate", "up")
+        ]
+        return products if all(self.on_tensor_cores(p) for p in products) else []
+
     def router_product(self, layer: int) -> list[Product]:
         shape, run = self.shape, self.run
         mat = self.mat(layer, "ffn_gate_inp.weight")
@@ -348,11 +359,12 @@ class Sequence:
         if any(self._twin("low")) and n_in % 32 == 0:
             yield self._small("quantize_low", (n, ceil(n_in, 1024)), 128, row0)
 
-    def quantize_act(self, row0: int, n: int) -> Iterator[Launch]:
+    def quantize_act(self, layer: int, row0: int, n: int) -> Iterator[Launch]:
         shape = self.shape
         if any(self._twin("act")) and shape.ffn_width % 32 == 0:
             grid = (n, shape.n_experts_used + 1, ceil(shape.ffn_width, 1024))
-            yield self._small("quantize_act", grid, 128, row0)
+            is_raw = bool(self.shared_products(layer))
+            yield self._small("quantize_act", grid, 128, self.layer_bytes[layer], row0, is_raw)
 
     def publish(self, n_rows: int, layers: int) -> Launch:
         return self._small("publish_rows", (n_rows, self.shape.n_layers), 256, layers)
@@ -438,11 +450,11 @@ class Sequence:
     def _experts(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         n, shape = bucket.n_rows, self.shape
         yield self.mix(layer, 0, n, 1)
-        yield from self._multiply(n, self.router_product(layer))
+        yield from self._multiply(n, self.router_product(layer) + self.shared_products(layer))
         tile_rows = self._tile_rows(layer, n)
         yield from self.route_and_group(layer, n, tile_rows)
         yield from self._expert("gate_up", layer, n, tile_rows)
-        yield from self.quantize_act(0, n)
+        yield from self.quantize_act(layer, 0, n)
         yield from self._expert("down", layer, n, tile_rows)
         yield self.combine(layer, 0, n)
 
@@ -463,6 +475,8 @@ class Sequence:
 
     def _expert(self, kind: str, layer: int, n_rows: int, tile_rows: int) -> Iterator[Launch]:
         for shared in (0, 1):
+            if shared and kind == "gate_up" and self.shared_products(layer):
+                continue
             if self.expert_on_tensor_cores(kind, layer, shared):
                 yield self.tensor_expert(kind, layer, shared, n_rows, tile_rows)
             else:

@@ -132,6 +132,8 @@ WORK_FLOATS = [
     "router",
     "route_weight",
     "act",
+    "gate",
+    "up",
     "expert_out",
     "part_o",
     "part_ml",

@@ -65,10 +65,10 @@ class Reference:
         seq = self.sequence
         shape = seq.shape
         yield seq.mix(layer, row, 1, 1)
-        yield from self._products(seq.router_product(layer), row)
+        yield from self._products(seq.router_product(layer) + seq.shared_products(layer), row)
         yield seq.route(layer, row, 1)
         yield from self._experts_of("gate_up", layer, row, shape.ffn_width, shape.hidden)
-        yield from seq.quantize_act(row, 1)
+        yield from seq.quantize_act(layer, row, 1)
         yield from self._experts_of("down", layer, row, shape.hidden, shape.ffn_width)
         yield seq.combine(layer, row, 1)
 
@@ -76,6 +76,8 @@ class Reference:
         """The routed experts one by one, then the shared one."""
         seq = self.sequence
         for shared in (0, 1):
+            if shared and kind == "gate_up" and seq.shared_products(layer):
+                continue
             slots = [seq.shape.n_experts_used] if shared else range(seq.shape.n_experts_used)
             if seq.expert_on_tensor_cores(kind, layer, shared):
                 yield seq.tensor_expert(kind, layer, shared, 1, TILE, row)

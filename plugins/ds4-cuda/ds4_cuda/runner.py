@@ -6,7 +6,9 @@ behind the step; `end` waits for it. All driver calls go through the device's ow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,10 @@ from ds4_cuda.memory import DeviceMemory
 from ds4_cuda.records import DTYPES
 from ds4_cuda.reference import Reference
 from ds4_cuda.work import STAGING_BYTES, step_ints
+
+
+COPIERS, COPY_BYTES = 4, 1 << 20
+"""Threads that copy logits out of pinned memory, and the least that one of them takes."""
 
 
 class CudaRunner(Runner):
@@ -70,6 +76,8 @@ class CudaRunner(Runner):
         self._sequence = Sequence(shape, self._memory.run, self._memory.layers, gpu)
         self._reference = Reference(self._sequence)
         self._launcher = Launcher(kernels, self._stream, api)
+        self._queued: list[Callable[[], None]] = []
+        self._copiers = ThreadPoolExecutor(COPIERS - 1, thread_name_prefix="ds4-cuda-copy")
         self._done = driver.Event()
         n_ints = sum(step_ints(self.limits).values())
         self._step_host = driver.pagelocked_empty(n_ints, np.int32)
@@ -87,7 +95,13 @@ class CudaRunner(Runner):
             driver, host = self.device.driver, self._step_host[:n_ints]
             driver.memcpy_htod_async(self._memory.step_at, host, self._stream)
 
-        self.device.run("starting a step", start)
+        self._queued = [start]
+
+    def _run_queued(self) -> None:
+        """What begin and encode asked for. Every change of thread costs tens of microseconds, so a step has one."""
+        queued, self._queued = self._queued, []
+        for work in queued:
+            work()
 
     def _check_plan(self, plan: StepPlan) -> None:
         """No number in the plan may lead a kernel out of its buffers."""
@@ -128,18 +142,20 @@ class CudaRunner(Runner):
         def encode() -> None:
             self.n_launches = self._launcher.replay(bucket, self._sequence.shared)
 
-        self.device.run("running a step", encode)
+        self._queued.append(encode)
 
     def encode_token_fallback(self, plan: StepPlan, row: int) -> None:
         slots = np.flatnonzero(plan.logit_rows == row).tolist()
         launches = list(self._reference.row(row, int(plan.pos[row]), slots))
         self.n_launches = len(launches)
-        self.device.run("running a row", lambda: self._launcher.launch(launches))
+        self._queued.append(lambda: self._launcher.launch(launches))
+        self.device.run("running a row", self._run_queued)
 
     def end(self, plan: StepPlan) -> None:
         n = min(len(plan.logit_rows), len(self._logits_host))
 
         def finish() -> None:
+            self._run_queued()
             if n:
                 where = int(self._memory.run["logits"])
                 self.device.driver.memcpy_dtoh_async(self._logits_host[:n], where, self._stream)
@@ -151,7 +167,7 @@ class CudaRunner(Runner):
         n, room = len(plan.logit_rows), len(self._logits_host)
         if out.shape != (n, self.shape.vocab):
             raise BackendError("the logits buffer has the wrong shape", backend="cuda", found=out.shape)
-        out[:room] = self._logits_host[:n]
+        self._copy(out[:room], self._logits_host[:n])
 
         def more() -> None:
             for first in range(room, n, room):
@@ -162,11 +178,22 @@ class CudaRunner(Runner):
         if n > room:
             self.device.run("reading logits", more)
 
+    def _copy(self, to: Any, rows: Any) -> None:
+        """Large blocks by several threads: one of them alone would take longer than the GPU's way to memory."""
+        parts = max(1, min(COPIERS, rows.nbytes // COPY_BYTES))
+        bounds = [len(rows) * i // parts for i in range(parts + 1)]
+        spans = list(zip(bounds, bounds[1:], strict=False))
+        others = [self._copiers.submit(np.copyto, to[a:b], rows[a:b]) for a, b in spans[1:]]
+        np.copyto(to[: spans[0][1]], rows[: spans[0][1]])
+        for other in others:
+            other.result()
+
     def publish(self, plan: StepPlan) -> None:
         launch = self._sequence.publish(plan.n_rows, self._memory.layer_table)
         self.device.run("publishing a step", lambda: self._launcher.launch([launch]))
 
     def abort(self, plan: StepPlan) -> None:
+        self._queued = []
         if not (self.device.is_lost or self.device.is_closed):
             self.device.run("aborting a step", self._stream.synchronize)
 
@@ -230,6 +257,7 @@ class CudaRunner(Runner):
             for name in ("_step_host", "_logits_host", "_done", "_stream", "_launcher", "_memory"):
                 delattr(self, name)
 
+        self._copiers.shutdown()
         if not self.device.is_lost:
             self.device.run("closing the engine", free)
         self.device.close()

@@ -182,6 +182,8 @@ def work_floats(shape: ModelShape, limits: Limits, twins: dict[str, frozenset[st
         "router": n * shape.n_experts,
         "route_weight": n * shape.n_experts_used,
         "act": n * (shape.n_experts_used + 1) * shape.ffn_width,
+        "gate": n * shape.ffn_width * any(twins.values()),
+        "up": n * shape.ffn_width * any(twins.values()),
         "expert_out": n * (shape.n_experts_used + 1) * shape.hidden,
         "part_o": blocks * max(shape.head_dim, KEYS),
         "part_ml": blocks * 2,
