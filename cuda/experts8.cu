@@ -4,6 +4,7 @@
 #include "tiles.cuh"
 #include "wide.cuh"
 
+enum { EXPERT_WIDE = 32 };  // pairs of a staged tile
 enum { OUT = 20 };  // floats between columns of partial sums: no bank is met twice
 
 struct Work {
@@ -149,7 +150,7 @@ template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tas
 template <int DT, int NT, class Kind>
 __device__ __forceinline__ void wide(const Run &run, const Layer &layer, const Work &w, const Tile &t, const int *at, const uint32_t *tables, uint8_t *room) {
     enum { MT = Kind::MATS };
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, which = warp % MT, tile = blockIdx.y * (8 / MT) + warp / MT;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, which = warp % MT, tile = blockIdx.y * (blockDim.x / 32 / MT) + warp / MT;
     const Mat &m = *Kind::mat(layer, t.shared, which);
     const int n_tiles = m.n_out / M_TILE;
     const Cut cut = {w.n_segments, w.segment / 32};
@@ -176,43 +177,43 @@ __device__ __forceinline__ void wide(const Run &run, const Layer &layer, const W
     }
 }
 
-// grid (tiles of at most 64 pairs, blocks of 64 (gate and up) or 128 (down) outputs), block 256. Shared: tables, two stages.
+// grid (tiles of at most 32 pairs, blocks of outputs), block 384 (gate and up: 96 outputs) or 256 (down: 128). Shared:
+// tables, two stages. Wider tiles would need so many registers that few warps fit.
 template <int DT, class Kind, int> __device__ __forceinline__ void wide_tile(const Run &run, const Layer &layer, const Work &w) {
     extern __shared__ __align__(16) uint8_t dynamic[];
-    __shared__ int at[WIDE];
+    __shared__ int at[EXPERT_WIDE];
     uint32_t *tables = (uint32_t *)dynamic;
     uint8_t *room = dynamic + table_bytes<DT>();
     follow();
     const Tile t = tile_of(run, w.shared, w.tile_rows, w.row, blockIdx.x);
     if (t.n <= 0) return;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
-    if (threadIdx.x < WIDE)
+    if (threadIdx.x < EXPERT_WIDE)
         at[threadIdx.x] = place_of(Kind::input_row(run, t, min((int)threadIdx.x, t.n - 1)), Kind::mat(layer, t.shared, 0)->n_in);
     __syncthreads();
     if (t.n <= 16) wide<DT, 2, Kind>(run, layer, w, t, at, tables, room);
-    else if (t.n <= 32) wide<DT, 4, Kind>(run, layer, w, t, at, tables, room);
-    else wide<DT, 8, Kind>(run, layer, w, t, at, tables, room);
+    else wide<DT, 4, Kind>(run, layer, w, t, at, tables, room);
 }
 
 // tile_rows: pairs per tile, at most 8 NT (4 when NT = 0); row: -1, or the only row; n_groups tiles of outputs at a time, n_warps for each.
-#define EXPERT8(KERNEL, NT, NAME, KIND, BODY, THREADS)                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                                  \
+#define EXPERT8(KERNEL, NT, NAME, KIND, BODY, THREADS, BLOCKS)                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                                  \
         KERNEL##_##NT##_##NAME(const Run run, const Layer layer, int shared, int tile_rows, int row, int n_segments, int segment, \
                                int n_groups, int n_warps) {                                                                    \
         const Work work = {shared, tile_rows, row, n_segments, segment, n_groups, n_warps};                                   \
         BODY<NAME, KIND, NT>(run, layer, work);                                                                               \
     }
 #define EXPERTS8(NAME)                                  \
-    EXPERT8(gate_up8, 0, NAME, GateUp, direct_tasks, 512) \
-    EXPERT8(down8, 0, NAME, Down, direct_tasks, 512)      \
-    EXPERT8(gate_up8, 1, NAME, GateUp, direct_tasks, 512) \
-    EXPERT8(gate_up8, 2, NAME, GateUp, direct_tasks, 512) \
-    EXPERT8(gate_up8, 4, NAME, GateUp, direct_tasks, 256) \
-    EXPERT8(gate_up8, 8, NAME, GateUp, wide_tile, 256)    \
-    EXPERT8(down8, 1, NAME, Down, direct_tasks, 512)      \
-    EXPERT8(down8, 2, NAME, Down, direct_tasks, 512)      \
-    EXPERT8(down8, 4, NAME, Down, direct_tasks, 512)      \
-    EXPERT8(down8, 8, NAME, Down, wide_tile, 256)
+    EXPERT8(gate_up8, 0, NAME, GateUp, direct_tasks, 512, 1) \
+    EXPERT8(down8, 0, NAME, Down, direct_tasks, 512, 1)      \
+    EXPERT8(gate_up8, 1, NAME, GateUp, direct_tasks, 512, 1) \
+    EXPERT8(gate_up8, 2, NAME, GateUp, direct_tasks, 512, 1) \
+    EXPERT8(gate_up8, 4, NAME, GateUp, direct_tasks, 256, 1) \
+    EXPERT8(gate_up8, 8, NAME, GateUp, wide_tile, 384, 1)    \
+    EXPERT8(down8, 1, NAME, Down, direct_tasks, 512, 1)      \
+    EXPERT8(down8, 2, NAME, Down, direct_tasks, 512, 1)      \
+    EXPERT8(down8, 4, NAME, Down, direct_tasks, 512, 1)      \
+    EXPERT8(down8, 8, NAME, Down, wide_tile, 256, 2)
 EXPERTS8(Q8_0)
 EXPERTS8(Q4_K)
 EXPERTS8(Q2_K)

@@ -155,7 +155,7 @@ template <int DT> __device__ __forceinline__ void product8w(const Run &run, cons
     DIRECT8(NAME, 1, 2)                                                                                     \
     DIRECT8(NAME, 2, 2)                                                                                     \
     DIRECT8(NAME, 4, 2)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256, 1) product8_8_##NAME(const Run run, const Jobs jobs) { \
+    extern "C" __global__ void __launch_bounds__(256, 2) product8_8_##NAME(const Run run, const Jobs jobs) { \
         product8w<NAME>(run, jobs);                                                                         \
     }
 PRODUCT8(Q8_0)

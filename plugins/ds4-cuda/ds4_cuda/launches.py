@@ -463,7 +463,7 @@ class Sequence:
         both = all(self.expert_on_tensor_cores(kind, layer, 0) for kind in ("gate_up", "down"))
         if n_rows <= tensor.FEW_EXPERT_ROWS:
             return 4
-        return tensor.WIDE if both and n_rows > tensor.DIRECT_EXPERT_ROWS else TILE
+        return tensor.EXPERT_WIDE if both and n_rows > tensor.DIRECT_EXPERT_ROWS else TILE
 
     def expert_mat(self, kind: str, layer: int, shared: int) -> Any:
         return self.mat(layer, f"ffn_{'gate' if kind == 'gate_up' else 'down'}_{'shexp' if shared else 'exps'}.weight")
@@ -498,14 +498,15 @@ class Sequence:
         dtype, (n, segment) = DTYPES[int(mat["dtype"])], tensor.cut(int(mat["n_in"]))
         if shared:
             at_once = tensor.tiles_at_once(n_rows)
-            tile_rows = 8 * at_once
+            tile_rows = tensor.EXPERT_WIDE if at_once == 8 else 8 * at_once
             tiles = ceil(n_rows, tile_rows)
         else:
-            at_once, tiles = tile_rows // 8, max_tiles(self.shape, n_rows, tile_rows)
+            at_once, tiles = 8 if tile_rows > 8 else tile_rows // 8, max_tiles(self.shape, n_rows, tile_rows)
             at_once = max(at_once, 1) if is_pair else at_once  # half tiles save nothing where the weights have most of the work
         outputs, name = ceil(int(mat["n_out"]), tensor.M_TILE), f"{kind}8_{at_once}_{dtype}"
         if at_once == 8:
-            found = tensor.Cut(8, 4 if is_pair else 8, 1, tensor.wide_shared(self.gpu, dtype))
+            shared_bytes = tensor.wide_shared(self.gpu, dtype, tensor.EXPERT_WIDE)
+            found = tensor.Cut(8, 6, 1, shared_bytes, 384) if is_pair else tensor.Cut(8, 8, 1, shared_bytes, 256)
             grid: tuple[int, ...] = (tiles, ceil(outputs, found.groups))
         else:
             n_tiles, enough = min(tiles, self.shape.n_experts), 6000 if is_pair else 8000

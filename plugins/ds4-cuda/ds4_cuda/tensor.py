@@ -18,6 +18,7 @@ STEP = {"Q8_0": 1280, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152} 
 WARPS = 8
 DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
 FEW_EXPERT_ROWS, DIRECT_EXPERT_ROWS = 64, 256  # most rows of a step for tiles of 4 pairs, and of 8
+EXPERT_WIDE = 32  # pairs of a staged tile
 WIDE = 64  # rows of a block that stages them
 ENOUGH_WARPS = 2000  # that load weights at the same time
 
@@ -140,8 +141,8 @@ def experts(gpu: Gpu, dtype: str, tiles: int, mats: int, mat: Any, n_tiles: int,
     return Cut(tiles, groups, n_warps, fixed + sums, 32 * warps)
 
 
-def wide_shared(gpu: Gpu, dtype: str, *, halves: bool = False) -> int:
-    """Bytes of shared memory of a block that stages WIDE rows of 256 inputs, twice."""
-    sides = WIDE * 4 * (8 if dtype == "Q8_0" else 1) + WIDE * 4 * (16 if dtype in ("Q2_K", "Q4_K") else 0)
-    stage = WIDE * 256 + sides
-    return table_bytes(gpu, dtype) + 2 * max(stage, WIDE * 512 if halves else 0)
+def wide_shared(gpu: Gpu, dtype: str, rows: int = WIDE, *, halves: bool = False) -> int:
+    """Bytes of shared memory of a block that stages `rows` rows of 256 inputs, twice."""
+    sides = rows * 4 * (8 if dtype == "Q8_0" else 1) + rows * 4 * (16 if dtype in ("Q2_K", "Q4_K") else 0)
+    stage = rows * 256 + sides
+    return table_bytes(gpu, dtype) + 2 * max(stage, rows * 512 if halves else 0)
