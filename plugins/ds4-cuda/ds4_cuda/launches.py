@@ -53,6 +53,7 @@ def segments(n_in: int) -> tuple[int, int, int]:
     return n, segment, max(1, 8 // n)
 
 
+SLICES = 4  # of a window's rows; as in store.cu
 NARROW = 64  # outputs of a matrix for which a warp works on one output row alone
 ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
 NO_TWIN = (0,) * 6
@@ -307,12 +308,14 @@ class Sequence:
         count, channels = self._slices(n)
         return self._small("mix_head", (n, count), 256, j0, channels)
 
-    def store(self, layer: int, row0: int, n: int) -> Iterator[Launch]:
-        shape, rec = self.shape, self.layer_bytes[layer]
-        yield self._small("store_rows", (n,), 256, rec, row0, shared=4 * shape.head_dim)
-        if shape.ratios[layer] != SLIDING:
-            kinds, room = 1 + (shape.ratios[layer] == CSA), 4 * max(shape.head_dim, shape.index_dim)
-            yield self._small("complete_entries", (n, kinds), 256, rec, row0, shared=room)
+    def store(self, layer: int, row0: int, n: int) -> Launch:
+        """qr, latent rows, and the entries and index keys of rows that end a window."""
+        shape, ratio = self.shape, self.shape.ratios[layer]
+        roles, room = 2, shape.head_dim
+        if ratio != SLIDING:
+            roles = 4 if ratio == CSA else 3
+            room = (1 + 3 * SLICES) * max(shape.head_dim, shape.index_dim) + shape.rope_dim
+        return self._small("store_rows", (n, roles), 512, self.layer_bytes[layer], row0, shared=4 * room)
 
     def finish_queries(self, layer: int, row0: int, n: int, with_index: bool) -> Launch:
         shape = self.shape
@@ -369,7 +372,7 @@ class Sequence:
         n, with_index = bucket.n_rows, self.needs_index(layer, bucket.n_tokens)
         yield self.mix(layer, 0, n, 0)
         yield from self._multiply(n, self.input_products(layer))
-        yield from self.store(layer, 0, n)
+        yield self.store(layer, 0, n)
         yield from self._multiply(n, self.query_products(layer, with_index))
         yield self.finish_queries(layer, 0, n, with_index)
         if with_index:

@@ -44,7 +44,7 @@ class Reference:
         with_index = seq.needs_index(layer, pos + 1)
         yield seq.mix(layer, row, 1, 0)
         yield from self._products(seq.input_products(layer), row)
-        yield from seq.store(layer, row, 1)
+        yield seq.store(layer, row, 1)
         yield from self._products(seq.query_products(layer, with_index), row)
         yield seq.finish_queries(layer, row, 1, with_index)
         if with_index:
