@@ -376,7 +376,7 @@ class Sequence:
         yield from self._multiply(n, self.query_products(layer, with_index))
         yield self.finish_queries(layer, 0, n, with_index)
         if with_index:
-            yield self._score(layer, n, bucket.n_tokens)
+            yield self.score(layer, 0, n, bucket.n_tokens)
             yield self.select(0, n)
         yield from self._attend(layer, bucket)
         yield from self._multiply(n, self.group_products(layer))
@@ -384,12 +384,19 @@ class Sequence:
         yield from self._multiply(n, self.output_product(layer))
         yield self.update(layer, 0, n)
 
-    def _score(self, layer: int, n_rows: int, n_tokens: int) -> Launch:
-        shape = self.shape
-        threads = 64 * ceil(shape.index_heads, 16)
-        shared = 4 * (shape.index_heads * shape.index_dim + threads)
-        grid = (n_rows, ceil(n_tokens // CSA, 64))
-        return self._small("score_entries", grid, threads, self.layer_bytes[layer], 0, shared=shared)
+    @property
+    def scores_on_tensor_cores(self) -> bool:
+        return bool(self.run["int8"]) and self.shape.index_dim <= 128 and self.shape.index_heads <= 128
+
+    def score(self, layer: int, row0: int, n: int, n_tokens: int) -> Launch:
+        """Index scores; a reference row has this kernel only where tensor cores compute them."""
+        shape, rec, groups = self.shape, self.layer_bytes[layer], ceil(self.shape.index_heads, 16)
+        if self.scores_on_tensor_cores:  # enough blocks for the GPU: those of many entries share a row's queries
+            blocks = min(ceil(n_tokens // CSA, 8), ceil(4 * self.gpu.multiprocessors, n))
+            return self._small("score8", (n, blocks), 32 * groups, rec, row0)
+        shared = 4 * (shape.index_heads * shape.index_dim + 64 * groups)
+        grid = (n, ceil(n_tokens // CSA, 64))
+        return self._small("score_entries", grid, 64 * groups, rec, row0, shared=shared)
 
     def _attend(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         shape, at_a_time = self.shape, int(self.run["attend_rows"])

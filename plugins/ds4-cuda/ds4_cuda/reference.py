@@ -48,8 +48,11 @@ class Reference:
         yield from self._products(seq.query_products(layer, with_index), row)
         yield seq.finish_queries(layer, row, 1, with_index)
         if with_index:
-            blocks = ceil((pos + 1) // CSA, 64)
-            yield Launch("score_simple", (blocks,), 64, 0, pack_arguments("score_simple", run, rec, row))
+            if seq.scores_on_tensor_cores:
+                yield seq.score(layer, row, 1, pos + 1)
+            else:
+                blocks = ceil((pos + 1) // CSA, 64)
+                yield Launch("score_simple", (blocks,), 64, 0, pack_arguments("score_simple", run, rec, row))
             yield seq.select(row, 1)
         arguments = pack_arguments("attend_simple", run, rec, row)
         yield Launch("attend_simple", (shape.n_heads,), 128, 4 * shape.head_dim, arguments)
