@@ -1,4 +1,4 @@
-// Attention: what a row adds to the cache, its queries, and attention over window and compressed entries.
+// Attention: a row's queries, and attention over window and compressed entries.
 //
 // Keys are attended to in blocks of 64 visible rows, counted from the row's first visible one, so that the blocks of a
 // row depend on its position alone. Blocks run in parallel and are joined in ascending order.
@@ -10,43 +10,6 @@ __device__ __forceinline__ float row_norm(const float *x, int n, float eps, floa
     float squares = 0.0f;
     for (int k = threadIdx.x; k < n; k += blockDim.x) squares = fmaf(x[k], x[k], squares);
     return 1.0f / sqrtf(block_sum(squares, room) / (float)n + eps);
-}
-
-// grid rows, block 256, shared: head_dim floats. qr, the latent row (to the step buffers), ape on the compressors' gates.
-extern "C" __global__ void store_rows(const Run run, const Layer layer, int row0) {
-    follow();
-    extern __shared__ float kv[];
-    __shared__ float room[8];
-    const int row = row0 + blockIdx.x, dim = run.head_dim, n_pairs = run.rope_dim / 2;
-    if (row >= *run.n_rows) return;
-    const float *raw = run.qr_raw + (long long)row * run.q_lora, *kv_raw = run.kv + (long long)row * dim;
-    const float inverse = row_norm(raw, run.q_lora, run.rms_eps, room);
-    for (int k0 = 0; k0 < run.q_lora; k0 += blockDim.x * 8) {
-        const int k = k0 + threadIdx.x * 8;
-        const long long at = (long long)row * run.q_lora + k;
-        float v[8] = {};
-        for (int i = 0; i < 8 && k + i < run.q_lora; i++) {
-            v[i] = raw[k + i] * inverse * layer.vec[V_Q_A_NORM][k + i];
-            run.qr[at + i] = v[i];
-        }
-        if (run.int8) quantize8(v, run.qr_q, row, k, run.q_lora, k < run.q_lora && run.q_lora % 32 == 0);
-    }
-    const float kv_inverse = row_norm(kv_raw, dim, run.rms_eps, room);
-    for (int k = threadIdx.x; k < dim; k += blockDim.x) kv[k] = kv_raw[k] * kv_inverse * layer.vec[V_KV_NORM][k];
-    __syncthreads();
-    for (int i = threadIdx.x; i < n_pairs; i += blockDim.x)
-        rotate_pair(kv + dim - run.rope_dim, i, cos_of(run, layer, row)[i], sin_of(run, layer, row)[i]);
-    __syncthreads();
-    if (run.roundings) round_latent(kv, dim, dim - run.rope_dim);
-    uint8_t *to = layer.step_latent + (long long)row * dim * cache_bytes(run);
-    for (int k = threadIdx.x; k < dim; k += blockDim.x) store_cached(run, to, k, kv[k]);
-    if (!layer.ratio) return;
-    const int slot = run.pos[row] % layer.ratio, n = layer.comp_width, n_index = 2 * run.index_dim;
-    for (int k = threadIdx.x; k < n; k += blockDim.x)
-        layer.step_comp[(2LL * row + 1) * n + k] += layer.vec[V_COMP_APE][slot * n + k];
-    if (layer.ratio != CSA) return;
-    for (int k = threadIdx.x; k < n_index; k += blockDim.x)
-        layer.step_index_comp[(2LL * row + 1) * n_index + k] += layer.vec[V_IX_COMP_APE][slot * n_index + k];
 }
 
 // grid (rows, heads, then index heads), block 128, shared: head floats. Norm and rotation of queries, in place; of index

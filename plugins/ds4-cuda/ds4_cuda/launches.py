@@ -53,6 +53,7 @@ def segments(n_in: int) -> tuple[int, int, int]:
     return n, segment, max(1, 8 // n)
 
 
+SLICES = 4  # of a window's rows; as in store.cu
 NARROW = 64  # outputs of a matrix for which a warp works on one output row alone
 ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
 NO_TWIN = (0,) * 6
@@ -317,12 +318,14 @@ class Sequence:
         count, channels = self._slices(n)
         return self._small("mix_head", (n, count), 256, j0, channels)
 
-    def store(self, layer: int, row0: int, n: int) -> Iterator[Launch]:
-        shape, rec = self.shape, self.layer_bytes[layer]
-        yield self._small("store_rows", (n,), 256, rec, row0, shared=4 * shape.head_dim)
-        if shape.ratios[layer] != SLIDING:
-            kinds, room = 1 + (shape.ratios[layer] == CSA), 4 * max(shape.head_dim, shape.index_dim)
-            yield self._small("complete_entries", (n, kinds), 256, rec, row0, shared=room)
+    def store(self, layer: int, row0: int, n: int) -> Launch:
+        """qr, latent rows, and the entries and index keys of rows that end a window."""
+        shape, ratio = self.shape, self.shape.ratios[layer]
+        roles, room = 2, shape.head_dim
+        if ratio != SLIDING:
+            roles = 4 if ratio == CSA else 3
+            room = (1 + 3 * SLICES) * max(shape.head_dim, shape.index_dim) + shape.rope_dim
+        return self._small("store_rows", (n, roles), 512, self.layer_bytes[layer], row0, shared=4 * room)
 
     @property
     def attends_on_tensor_cores(self) -> bool:
@@ -388,11 +391,11 @@ class Sequence:
         n, with_index = bucket.n_rows, self.needs_index(layer, bucket.n_tokens)
         yield self.mix(layer, 0, n, 0)
         yield from self._multiply(n, self.input_products(layer))
-        yield from self.store(layer, 0, n)
+        yield self.store(layer, 0, n)
         yield from self._multiply(n, self.query_products(layer, with_index))
         yield from self.finish_queries(layer, 0, n, with_index)
         if with_index:
-            yield self._score(layer, n, bucket.n_tokens)
+            yield self.score(layer, 0, n, bucket.n_tokens)
             yield self.select(0, n)
         yield from self._attend(layer, bucket)
         yield from self._multiply(n, self.group_products(layer))
@@ -400,12 +403,19 @@ class Sequence:
         yield from self._multiply(n, self.output_product(layer))
         yield self.update(layer, 0, n)
 
-    def _score(self, layer: int, n_rows: int, n_tokens: int) -> Launch:
-        shape = self.shape
-        threads = 64 * ceil(shape.index_heads, 16)
-        shared = 4 * (shape.index_heads * shape.index_dim + threads)
-        grid = (n_rows, ceil(n_tokens // CSA, 64))
-        return self._small("score_entries", grid, threads, self.layer_bytes[layer], 0, shared=shared)
+    @property
+    def scores_on_tensor_cores(self) -> bool:
+        return bool(self.run["int8"]) and self.shape.index_dim <= 128 and self.shape.index_heads <= 128
+
+    def score(self, layer: int, row0: int, n: int, n_tokens: int) -> Launch:
+        """Index scores; a reference row has this kernel only where tensor cores compute them."""
+        shape, rec, groups = self.shape, self.layer_bytes[layer], ceil(self.shape.index_heads, 16)
+        if self.scores_on_tensor_cores:  # enough blocks for the GPU: those of many entries share a row's queries
+            blocks = min(ceil(n_tokens // CSA, 8), ceil(4 * self.gpu.multiprocessors, n))
+            return self._small("score8", (n, blocks), 32 * groups, rec, row0)
+        shared = 4 * (shape.index_heads * shape.index_dim + 64 * groups)
+        grid = (n, ceil(n_tokens // CSA, 64))
+        return self._small("score_entries", grid, 64 * groups, rec, row0, shared=shared)
 
     def _visible(self, layer: int, n_tokens: int) -> int:
         """Most rows that one row of this layer attends to."""

@@ -44,12 +44,15 @@ class Reference:
         with_index = seq.needs_index(layer, pos + 1)
         yield seq.mix(layer, row, 1, 0)
         yield from self._products(seq.input_products(layer), row)
-        yield from seq.store(layer, row, 1)
+        yield seq.store(layer, row, 1)
         yield from self._products(seq.query_products(layer, with_index), row)
         yield from seq.finish_queries(layer, row, 1, with_index)
         if with_index:
-            blocks = ceil((pos + 1) // CSA, 64)
-            yield Launch("score_simple", (blocks,), 64, 0, pack_arguments("score_simple", run, rec, row))
+            if seq.scores_on_tensor_cores:
+                yield seq.score(layer, row, 1, pos + 1)
+            else:
+                blocks = ceil((pos + 1) // CSA, 64)
+                yield Launch("score_simple", (blocks,), 64, 0, pack_arguments("score_simple", run, rec, row))
             yield seq.select(row, 1)
         if seq.attends_on_tensor_cores:
             yield from seq.tensor_attend(layer, row, 1, pos + 1)
