@@ -6,7 +6,7 @@
 // and in publish.cu. Rows in a slab's ring have it.
 #include "matmul.cuh"
 
-enum { SLICES = 4 };  // of a window's rows, for threads that work on the same channels
+enum { SLICES = 4, CHUNK = 2 };  // slices of a window's rows, for threads of the same channels; rows a thread loads at a time
 enum Role { QUERY_INPUT, LATENT, ENTRY, INDEX_KEY };
 
 __device__ __forceinline__ void load8_or_zero(const float *x, int k, int n, float *v) {
@@ -101,7 +101,7 @@ template <int RATIO> __device__ __forceinline__ void prefetch(const Source &from
 // sum of k.
 template <int RATIO>
 __device__ __forceinline__ void weigh(const Source &from, int w, int slice, int c, float *top, float *total, float *sum) {
-    constexpr int PER_SLICE = Window<RATIO>::ROWS / SLICES, CHUNK = PER_SLICE < 4 ? PER_SLICE : 4;
+    constexpr int PER_SLICE = Window<RATIO>::ROWS / SLICES;
     const int begin = Window<RATIO>::first(w) + slice * PER_SLICE;
 #pragma unroll
     for (int j = 0; j < 4; j++) top[j] = -INFINITY, total[j] = sum[j] = 0.0f;
@@ -163,7 +163,8 @@ template <int RATIO> __device__ __forceinline__ float compress(const Source &fro
 
 // A row that ends a window computes its entry or index key and writes it into its page slot. A thread per channel.
 template <int RATIO>
-__device__ __forceinline__ void complete_entry(const Run &run, const Layer &layer, int row, bool is_key, float *entry, float *room) {
+__device__ __forceinline__ void complete_entry(const Run &run, const Layer &layer, int row, bool is_key, float *entry,
+                                               float *room) {
     const int last = run.pos[row], item = run.row_item[row], w = last / RATIO, c = threadIdx.x;
     if ((last + 1) % RATIO) return follow();
     const Source from = source_of(run, layer, item, is_key);
@@ -191,7 +192,7 @@ __device__ __forceinline__ void complete_entry(const Run &run, const Layer &laye
 
 // grid (rows, roles the layer has), block 512, shared: head_dim floats; in layers with a compressor (1 + 3 x SLICES) x the
 // larger of head_dim and index_dim, which are 512 at most.
-extern "C" __global__ void __launch_bounds__(512) store_rows(const Run run, const Layer layer, int row0) {
+extern "C" __global__ void __launch_bounds__(512, 2) store_rows(const Run run, const Layer layer, int row0) {
     extern __shared__ __align__(16) float shared[];
     __shared__ float room[16];
     const int row = row0 + blockIdx.x;
