@@ -52,18 +52,6 @@ __device__ __forceinline__ const uint8_t *latent_at(const Run &run, const Layer 
     return slab_of(run, item) + layer.latent + (long long)(pos % run.ring) * bytes;
 }
 
-__device__ __forceinline__ const float *comp_at(const Run &run, const Layer &layer, int item, int pos) {
-    const int n = 2 * layer.comp_width, first = run.item_pos[item];
-    if (pos >= first) return layer.step_comp + (long long)(run.item_row[item] + pos - first) * n;
-    return (const float *)(slab_of(run, item) + layer.comp) + (long long)(pos % layer.comp_ring) * n;
-}
-
-__device__ __forceinline__ const float *index_comp_at(const Run &run, const Layer &layer, int item, int pos) {
-    const int n = 4 * run.index_dim, first = run.item_pos[item];
-    if (pos >= first) return layer.step_index_comp + (long long)(run.item_row[item] + pos - first) * n;
-    return (const float *)(slab_of(run, item) + layer.index_comp) + (long long)(pos % layer.comp_ring) * n;
-}
-
 __device__ __forceinline__ uint8_t *entry_slot(const Run &run, const Layer &layer, int item, int w, long long offset,
                                                int dim) {
     const int per_page = PAGE_TOKENS / layer.ratio, page = run.page_ids[run.page_start[item] + w / per_page];

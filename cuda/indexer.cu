@@ -117,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(32 * MOST_GROUPS) score8(const Run 
     int side = 0;  // the sums of one tile are read while those of the next are written
     for (int first = blockIdx.y * TILE; first < visible; first += gridDim.y * TILE, side ^= 1) {
         float sum[2];
-        key = entry_slot(run, layer, item, min(first + g, visible - 1), layer.index_keys, dim);
         score_tile(run, key, a, low, high, sum);
+        key = entry_slot(run, layer, item, min(first + (int)gridDim.y * TILE + g, visible - 1), layer.index_keys, dim);
         if (g == 0) part[side][warp][2 * t] = sum[0], part[side][warp][2 * t + 1] = sum[1];
         __syncthreads();
         const int e = threadIdx.x;

@@ -12,8 +12,8 @@ __device__ __forceinline__ void copy_row(uint8_t *ring, const uint8_t *rows, int
 }
 
 // A compressor's row: k, then the gate, to which ape is added on the way.
-__device__ __forceinline__ void copy_compressor_row(uint8_t *ring, const float *rows, const float *ape, int row, int width, int pos,
-                                                    int end, int slots) {
+__device__ __forceinline__ void copy_compressor_row(uint8_t *ring, const float *rows, const float *ape, int row, int width,
+                                                    int pos, int end, int slots) {
     if (end - pos > slots) return;
     const float *from = rows + 2LL * row * width;
     float *to = (float *)ring + 2LL * (pos % slots) * width;

@@ -46,7 +46,12 @@ def check_shape(model: Any) -> None:
         "expert_count": shape.n_experts > MAX_EXPERTS and f"must be at most {MAX_EXPERTS}",
         "expert_used_count": shape.n_experts_used > MAX_USED and f"must be at most {MAX_USED}",
         "attention.indexer": csa
-        and (shape.index_dim % 4 or not shape.rope_dim <= shape.index_dim <= MAX_HEAD or shape.index_heads > 256 or index > MAX_SHARED)
+        and (
+            shape.index_dim % 4
+            or not shape.rope_dim <= shape.index_dim <= MAX_HEAD
+            or shape.index_heads > 256
+            or index > MAX_SHARED
+        )
         and "has sizes that the kernels do not take",
     }
     for where, problem in problems.items():

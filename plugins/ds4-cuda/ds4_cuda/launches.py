@@ -324,7 +324,7 @@ class Sequence:
         roles, room = 2, shape.head_dim
         if ratio != SLIDING:
             roles = 4 if ratio == CSA else 3
-            room = (1 + 3 * SLICES) * max(shape.head_dim, shape.index_dim) + shape.rope_dim
+            room = (1 + 3 * SLICES) * max(shape.head_dim, shape.index_dim)
         return self._small("store_rows", (n, roles), 512, self.layer_bytes[layer], row0, shared=4 * room)
 
     @property
