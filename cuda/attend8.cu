@@ -289,11 +289,13 @@ extern "C" __global__ void join8(const Run run, const Layer layer, int row0) {
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            if (s0 + i >= n) break;
-            joined.add(ml[i].x, ml[i].y);
+            const bool is_block = s0 + i < n;  // selects, not branches, so that all loads go out together
+            joined.add(is_block ? ml[i].x : -INFINITY, ml[i].y);
             const float before = joined.before, block = joined.block;
-            sum.x = fmaf(o[i].x, block, sum.x * before), sum.y = fmaf(o[i].y, block, sum.y * before);
-            sum.z = fmaf(o[i].z, block, sum.z * before), sum.w = fmaf(o[i].w, block, sum.w * before);
+            sum.x = is_block ? fmaf(o[i].x, block, sum.x * before) : sum.x;
+            sum.y = is_block ? fmaf(o[i].y, block, sum.y * before) : sum.y;
+            sum.z = is_block ? fmaf(o[i].z, block, sum.z * before) : sum.z;
+            sum.w = is_block ? fmaf(o[i].w, block, sum.w * before) : sum.w;
         }
     }
     if (c < dim) {
