@@ -47,11 +47,16 @@ __device__ __forceinline__ void store_output(const Run &run, const Layer &layer,
     if (dim % 32 == 0) quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, c < dim);
 }
 
-// Visible rows first .. first + 31 to shared memory; zeros beyond the row's n and beyond the head. Each lane finds the
-// address of one key, so that the look-ups do not wait for one another.
-__device__ __forceinline__ void stage_keys(const Run &run, const Layer &layer, const View &view, int first, int n, float *to) {
+// Where visible row first + lane lies, null beyond the last: the look-ups of a block do not wait for one another.
+__device__ __forceinline__ const uint8_t *find_key(const Run &run, const Layer &layer, const View &view, int first) {
+    const int key = first + threadIdx.x % 32;
+    return key < view.n_raw + view.n_entries ? visible_at(run, layer, view, key) : nullptr;
+}
+
+// A block of 32 visible rows to shared memory, of which a lane knows one each; zeros for those that are not there and
+// beyond the head.
+__device__ __forceinline__ void stage_keys(const Run &run, const uint8_t *mine, float *to) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = row_words(run) - 4;
-    const uint8_t *mine = first + lane < n ? visible_at(run, layer, view, first + lane) : nullptr;
 #pragma unroll
     for (int i = 0; i < KEYS8 / WARPS8; i++) {
         const int key = i * WARPS8 + warp;
@@ -208,17 +213,19 @@ __device__ __forceinline__ float4 four_channels(const float (*out)[4], int r) {
 }
 
 // grid (rows, groups of 16 * MT heads, key blocks), block 256, shared: 32 staged keys, 8 parts of the scores.
+// What no kernel writes is read before follow().
 template <int MT> __device__ __forceinline__ void attend_block(const Run &run, const Layer &layer, int row0) {
-    follow();
     extern __shared__ __align__(16) float keys[];
     const int row = row0 + blockIdx.x, h0 = blockIdx.y * MT * 16, first = blockIdx.z * KEYS8, dim = run.head_dim;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, words = row_words(run);
-    if (row >= *run.n_rows) return;
+    const bool is_row = row < *run.n_rows;
     const View view = view_of(run, layer, row);
     const int n = view.n_raw + view.n_entries;
-    if (first >= n) return;
+    const uint8_t *key = is_row && !view.selected ? find_key(run, layer, view, first) : nullptr;
+    follow();
+    if (!is_row || first >= n) return;
     float *parts = keys + KEYS8 * words;
-    stage_keys(run, layer, view, first, n, keys);
+    stage_keys(run, view.selected ? find_key(run, layer, view, first) : key, keys);
     {
         uint32_t q[MT][2][8 * CHUNKS];
         load_queries<MT>(run, layer, row, h0, parts, q);
@@ -260,23 +267,36 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend8_32(const Run run, c
 
 // grid (rows, heads), block 128, shared: head_dim floats. Joins the key blocks; rotates back; into run.q.
 extern "C" __global__ void join8(const Run run, const Layer layer, int row0) {
-    follow();
+    enum { AHEAD = 8 };
     extern __shared__ __align__(16) float out[];
     const int row = row0 + blockIdx.x, head = blockIdx.y, dim = run.head_dim, c = threadIdx.x * 4;
-    if (row >= *run.n_rows) return;
+    const bool is_row = row < *run.n_rows;
     const View view = view_of(run, layer, row);
     const int n = (view.n_raw + view.n_entries + KEYS8 - 1) / KEYS8;
     const long long part = (long long)blockIdx.x * run.n_splits * run.n_heads + head;
     Joined joined = {layer.vec[V_SINKS][head], 1.0f, 0.0f, 0.0f};
     float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-    for (int s = 0; s < n; s++) {
-        const long long p = part + (long long)s * run.n_heads;
-        const float2 ml = *(const float2 *)(run.part_ml + p * 2);
-        const float4 o = c < dim ? *(const float4 *)(run.part_o + p * dim + c) : make_float4(0, 0, 0, 0);
-        joined.add(ml.x, ml.y);
-        sum.x = fmaf(o.x, joined.block, sum.x * joined.before), sum.y = fmaf(o.y, joined.block, sum.y * joined.before);
-        sum.z = fmaf(o.z, joined.block, sum.z * joined.before), sum.w = fmaf(o.w, joined.block, sum.w * joined.before);
+    follow();
+    if (!is_row) return;
+    for (int s0 = 0; s0 < n; s0 += AHEAD) {
+        float2 ml[AHEAD];
+        float4 o[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const long long p = part + (long long)min(s0 + i, n - 1) * run.n_heads;
+            ml[i] = *(const float2 *)(run.part_ml + p * 2);
+            o[i] = *(const float4 *)(run.part_o + p * dim + min(c, dim - 4));
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const bool is_block = s0 + i < n;  // selects, not branches, so that all loads go out together
+            joined.add(is_block ? ml[i].x : -INFINITY, ml[i].y);
+            const float before = joined.before, block = joined.block;
+            sum.x = is_block ? fmaf(o[i].x, block, sum.x * before) : sum.x;
+            sum.y = is_block ? fmaf(o[i].y, block, sum.y * before) : sum.y;
+            sum.z = is_block ? fmaf(o[i].z, block, sum.z * before) : sum.z;
+            sum.w = is_block ? fmaf(o[i].w, block, sum.w * before) : sum.w;
+        }
     }
     if (c < dim) {
         const float total = joined.total;
@@ -289,17 +309,19 @@ extern "C" __global__ void join8(const Run run, const Layer layer, int row0) {
 // grid (rows, groups of 32 heads), block 256, shared: 2 x 32 staged keys, 8 parts of the scores. Everything of a row's
 // heads; keys are staged a block ahead.
 extern "C" __global__ void __launch_bounds__(256, 1) attend8_all(const Run run, const Layer layer, int row0) {
-    follow();
     enum { MT = 2, HEADS = MT * 16 };
     extern __shared__ __align__(16) float keys[];
     __shared__ float2 factor[HEADS];  // of what was before, of the block
     const int row = row0 + blockIdx.x, h0 = blockIdx.y * HEADS, dim = run.head_dim;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, words = row_words(run);
-    if (row >= *run.n_rows) return;
+    const bool is_row = row < *run.n_rows;
     const View view = view_of(run, layer, row);
     const int n = view.n_raw + view.n_entries;
     float *parts = keys + 2 * KEYS8 * words;
-    stage_keys(run, layer, view, 0, n, keys);
+    follow();
+    if (!is_row) return;
+    stage_keys(run, find_key(run, layer, view, 0), keys);
+    const uint8_t *next = find_key(run, layer, view, KEYS8);
     uint32_t q[MT][2][8 * CHUNKS];
     load_queries<MT>(run, layer, row, h0, parts, q);
     Joined joined[2 * MT];
@@ -311,7 +333,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend8_all(const Run run, 
         float *now = keys + first / KEYS8 % 2 * KEYS8 * words;
         copy_wait<0>();
         __syncthreads();  // the other half was read before this
-        if (first + KEYS8 < n) stage_keys(run, layer, view, first + KEYS8, n, keys + (1 - first / KEYS8 % 2) * KEYS8 * words);
+        if (first + KEYS8 < n) stage_keys(run, next, keys + (1 - first / KEYS8 % 2) * KEYS8 * words);
+        next = find_key(run, layer, view, first + 2 * KEYS8);
         add_scores<MT>(run, now, parts, q);
         __syncthreads();
 #pragma unroll

@@ -1,7 +1,8 @@
 // Attention: a row's queries, and attention over window and compressed entries.
 //
 // Keys are attended to in blocks of 64 visible rows, counted from the row's first visible one, so that the blocks of a
-// row depend on its position alone. Blocks run in parallel and are joined in ascending order.
+// row depend on its position alone. Blocks run in parallel and are joined in ascending order. The inexact mode attends on
+// tensor cores (attend8.cu), except with heads that are no multiple of 8.
 #include "matmul.cuh"
 
 enum { KEYS = 64, HEADS = 4 };
@@ -158,11 +159,4 @@ extern "C" __global__ void join_blocks(const Run run, const Layer layer, int row
     __syncthreads();
     const long long at = ((long long)row * run.n_heads + head) * dim;
     for (int c = threadIdx.x; c < dim; c += blockDim.x) run.q[at + c] = out[c];
-    if (!run.int8 || dim % 32) return;
-    for (int c0 = 0; c0 < dim; c0 += blockDim.x * 8) {
-        const int c = c0 + threadIdx.x * 8;
-        float v[8] = {};
-        if (c < dim) load8(out, c, dim, v);
-        quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, c < dim);
-    }
 }

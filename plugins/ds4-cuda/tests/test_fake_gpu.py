@@ -36,6 +36,7 @@ def test_a_life(open_engine: Any, fake: FakeCuda, case: str, exact: bool, capabi
     child.close()
     engine.import_state(state).feed([9])
     engine.close()
+    assert ("join8" in fake.calls) == ("attend8_16" in fake.calls) == (not exact) != ("join_blocks" in fake.calls)
     assert ("product8_1_Q8_0" in fake.calls) == (not exact and case.startswith("quant"))
     assert not fake.live
 
