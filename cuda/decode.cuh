@@ -86,9 +86,9 @@ template <int DT> __device__ __forceinline__ void decode8(const Mat &m, long lon
         const uint32_t scale = words[0] >> 15 | words[8] >> 15 << 1 | words[16] >> 15 << 2 | words[24] >> 15 << 3;
         const float a = d * (0.5f + (float)scale) * 0.25f;
         const uint32_t word = words[k % 32];
-        uint32_t sign = word >> 8 & 127;
+        uint32_t sign = word & 127;
         sign |= (__popc(sign) & 1) << 7;
-        const uint2 v = grid[word & 255];
+        const uint2 v = grid[word >> 7 & 255];
         unpack(v.x, v.y, BASE_U, [&](int i, float q) {
             w[i] = __uint_as_float(__float_as_uint(a * q) ^ (sign << (31 - i) & 0x80000000u));
         });
@@ -192,9 +192,9 @@ __device__ inline float decode1(const Mat &m, long long row, int k, const uint2 
         for (int i = 0; i < 4; i++) scale |= words[8 * i] >> 15 << i;
         const float a = d * (0.5f + (float)scale) * 0.25f;
         const uint32_t word = words[t / 8 * 8];
-        uint32_t sign = word >> 8 & 127;
+        uint32_t sign = word & 127;
         sign |= (__popc(sign) & 1) << 7;
-        const float value = a * (float)((const uint8_t *)(grid + (word & 255)))[t % 8];
+        const float value = a * (float)((const uint8_t *)(grid + (word >> 7 & 255)))[t % 8];
         return sign >> t % 8 & 1 ? -value : value;
     }
     default: {  // MXFP4

@@ -35,54 +35,22 @@ struct Down {
     static __device__ __forceinline__ int input_row(const Run &, const Tile &t, int i) { return pair_at(t, i); }
 };
 
-template <int DT, int NT> __host__ __device__ constexpr int held_bytes(int n) {  // as in ds4_cuda/tensor.py
-    const int rows = NT ? 8 : 4, scales = per_256(DT) ? n / 256 : n / 32, sums = has_min(DT) ? n / 16 : 0;
-    return NT > 1 ? 0 : rows * (n + 4 * (scales + sums));
-}
-
-// One task of a block: a tile of pairs and n_groups tiles of outputs.
-template <int DT, int NT, class Kind> struct Experts {
-    using Ring = NoRing;
-    enum { EARLY = false, MT = Kind::MATS, TILES = tiles_of(NT), ROWS = NT ? 8 * NT : 4, V = ROWS * OUT };
-    enum { K = per_256(DT), HELD = NT <= 1 };
-    using Hold = Held<NT, ROWS, K, has_min(DT)>;
-    const Run &run;
-    const Layer &layer;
-    const Work &w;
-    float *part;
-    uint8_t *room;  // of rows
-    int task, block, set;
+// One tile of pairs with n_groups tiles of outputs from `block` on. `room`: a ring for each warp, then the partial sums.
+template <int DT, int NT, class Kind>
+__device__ __forceinline__ void direct(const Run &run, const Layer &layer, const Work &w, const Tile &t, int block, const uint32_t *tables, uint8_t *room) {
+    enum { RING = RingSize<DT, Kind::MATS, NoRing>::BYTES, MT = Kind::MATS, TILES = tiles_of(NT), ROWS = NT ? 8 * NT : 4, V = ROWS * OUT };
+    const int warp = threadIdx.x / 32, wk = warp % w.n_warps, wm = warp / w.n_warps, tile = block * w.n_groups + wm;
+    const int g = threadIdx.x % 32 / 4, lane_t = threadIdx.x % 4;
+    const Mat *const mats[2] = {Kind::mat(layer, t.shared, 0), Kind::mat(layer, t.shared, 1)};
+    const Cut cut = {w.n_segments, w.segment / 32};
+    const int n_out = mats[0]->n_out;
+    const bool busy = tile * M_TILE < n_out && wm < w.n_groups;
+    const int s0 = busy ? wk * cut.segments / w.n_warps : 0, s1 = busy ? (wk + 1) * cut.segments / w.n_warps : 0;
+    Walk<DT, MT> walk(mats, t.expert * (n_out / M_TILE) + tile, cut, s0, s1, room + warp * RING);
+    float *part = (float *)(room + blockDim.x / 32 * RING);
     float total[MT][TILES][4];
-
-    __device__ __forceinline__ Experts(const Run &run, const Layer &layer, const Work &w, float *part, uint8_t *room, int tile, int block)
-        : run(run), layer(layer), w(w), part(part), room(room), task(tile), block(block), set(threadIdx.x / 32 / w.n_warps) {}
-    __device__ __forceinline__ Tile pairs() const { return tile_of(run, w.shared, w.tile_rows, w.row, task); }
-    __device__ __forceinline__ void ready() {}
-    __device__ __forceinline__ constexpr int count() const { return 1; }
-    __device__ __forceinline__ NoRing ring(int) const { return {}; }
-    __device__ __forceinline__ int outputs() const { return block * w.n_groups + set; }
-    __device__ __forceinline__ const Mat &matrix(int, int i) const { return *Kind::mat(layer, w.shared, i); }
-    __device__ __forceinline__ int tile(int) const {
-        const int n_out = matrix(0, 0).n_out;
-        return outputs() * M_TILE < n_out && set < w.n_groups ? pairs().expert * (n_out / M_TILE) + outputs() : -1;
-    }
-    __device__ __forceinline__ void copy_rows() const {
-        if constexpr (HELD) {
-            const Tile t = pairs();
-            __syncthreads();  // the task before has read its rows
-            Hold::copy(room, Kind::input(run), matrix(0, 0).n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
-        }
-    }
-    __device__ __forceinline__ auto rows(int) const {
-        if constexpr (HELD) {
-            return Hold::in(room, matrix(0, 0).n_in);
-        } else {
-            const Tile t = pairs();
-            return Rows<NT, K>::gather(Kind::input(run), matrix(0, 0).n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
-        }
-    }
-    __device__ __forceinline__ void segment(int, int s, const float (*acc)[TILES][4]) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const auto b = Rows<NT, per_256(DT)>::gather(Kind::input(run), mats[0]->n_in, t.n, [&](int i) { return Kind::input_row(run, t, i); });
+    walk.template run<NT>(b, tables, [&](int s, const float (*acc)[TILES][4]) {
 #pragma unroll
         for (int mt = 0; mt < MT; mt++)
 #pragma unroll
@@ -91,56 +59,46 @@ template <int DT, int NT, class Kind> struct Experts {
                 for (int c = 0; c < 4; c++) {
                     if (!used(NT, c)) continue;
                     if (w.n_warps == 1) total[mt][nt][c] = s ? total[mt][nt][c] + acc[mt][nt][c] : acc[mt][nt][c];
-                    else part[((set * w.n_segments + s) * MT + mt) * V + column_row(NT, nt, 2 * t + c % 2) * OUT + g + c / 2 * 8] = acc[mt][nt][c];
+                    else part[((wm * cut.segments + s) * MT + mt) * V + column_row(NT, nt, 2 * lane_t + c % 2) * OUT + g + c / 2 * 8] = acc[mt][nt][c];
                 }
-    }
-    __device__ __forceinline__ void finish(int) {
-        const Tile now = pairs();
-        const int n_out = matrix(0, 0).n_out, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        if (w.n_warps == 1) {
-            const int out = outputs() * M_TILE + g;
-            if (out < n_out)
+    });
+    if (w.n_warps == 1) {
+        if (busy)
 #pragma unroll
-                for (int nt = 0; nt < TILES; nt++)
+            for (int nt = 0; nt < TILES; nt++)
 #pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        const int i = column_row(NT, nt, 2 * t + c % 2);
-                        if (used(NT, c) && i < now.n) Kind::store(run, layer, pair_at(now, i), out + c / 2 * 8, total[0][nt][c], total[MT - 1][nt][c]);
-                    }
-            return;
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < w.n_groups * ROWS * M_TILE; i += blockDim.x) {
-            const int out = i % M_TILE, row = i / M_TILE % ROWS, tile = i / M_TILE / ROWS, at = (block * w.n_groups + tile) * M_TILE + out;
-            if (at >= n_out || row >= now.n) continue;
-            const float *p = part + tile * w.n_segments * MT * V + row * OUT + out;
-            float a = p[0], b = p[(MT - 1) * V];
-            for (int s = 1; s < w.n_segments; s++) a += p[s * MT * V], b += p[(s * MT + MT - 1) * V];
-            Kind::store(run, layer, pair_at(now, row), at, a, b);
-        }
-        __syncthreads();  // before the next task's sums
+                for (int c = 0; c < 4; c++) {
+                    const int i = column_row(NT, nt, 2 * lane_t + c % 2);
+                    if (used(NT, c) && i < t.n)
+                        Kind::store(run, layer, pair_at(t, i), tile * M_TILE + g + c / 2 * 8, total[0][nt][c], total[MT - 1][nt][c]);
+                }
+        return;
     }
-};
+    __syncthreads();
+    for (int i = threadIdx.x; i < w.n_groups * ROWS * M_TILE; i += blockDim.x) {
+        const int out = i % M_TILE, row = i / M_TILE % ROWS, set = i / M_TILE / ROWS, at = (block * w.n_groups + set) * M_TILE + out;
+        if (at >= n_out || row >= t.n) continue;
+        const float *p = part + set * cut.segments * MT * V + row * OUT + out;
+        float a = p[0], b = p[(MT - 1) * V];
+        for (int s = 1; s < cut.segments; s++) a += p[s * MT * V], b += p[(s * MT + MT - 1) * V];
+        Kind::store(run, layer, pair_at(t, row), at, a, b);
+    }
+    __syncthreads();  // before the next task's sums
+}
 
-// Blocks: n_groups tiles of outputs times n_warps warps that share their segments. Shared: the tables of IQ2_XXS, rings,
-// rows (tiles of at most 8 pairs), partial sums.
+// Blocks of 256 threads take (tile, block of outputs) tasks in turn: n_groups tiles of outputs times n_warps warps that share
+// their segments. Shared: the tables of IQ2_XXS, rings, partial sums.
 template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tasks(const Run &run, const Layer &layer, const Work &w) {
     extern __shared__ __align__(16) uint8_t dynamic[];
-    enum { RING = RingSize<DT, Kind::MATS, NoRing>::BYTES };
     uint32_t *tables = (uint32_t *)dynamic;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
     uint8_t *room = dynamic + table_bytes<DT>();
-    const int warp = threadIdx.x / 32, k = warp % w.n_warps;
-    const Cut cut = {w.n_segments, w.segment / 32};
-    const int blocks = (Kind::mat(layer, w.shared, 0)->n_out / M_TILE + w.n_groups - 1) / w.n_groups;
-    const int s0 = k * cut.segments / w.n_warps, s1 = (k + 1) * cut.segments / w.n_warps;
-    uint8_t *const rows = room + blockDim.x / 32 * RING;
-    const int held = held_bytes<DT, NT>(Kind::mat(layer, w.shared, 0)->n_in);
     follow();
+    const int n_out = Kind::mat(layer, w.shared, 0)->n_out, blocks = (n_out / M_TILE + w.n_groups - 1) / w.n_groups;
     const int n_tasks = tile_count(run, w.shared, w.tile_rows, w.row) * blocks;
     for (int task = blockIdx.x; task < n_tasks; task += gridDim.x) {
-        Experts<DT, NT, Kind> tasks(run, layer, w, (float *)(rows + held), rows, task / blocks, task % blocks);
-        stream<DT, Kind::MATS, NT>(cut, s0, s1, room + warp * RING, tables, tasks);
+        const Tile t = tile_of(run, w.shared, w.tile_rows, w.row, task / blocks);
+        direct<DT, NT, Kind>(run, layer, w, t, task % blocks, tables, room);
     }
 }
 
@@ -204,15 +162,15 @@ template <int DT, class Kind, int> __device__ __forceinline__ void wide_tile(con
         BODY<NAME, KIND, NT>(run, layer, work);                                                                               \
     }
 #define EXPERTS8(NAME)                                  \
-    EXPERT8(gate_up8, 0, NAME, GateUp, direct_tasks, 512, 1) \
-    EXPERT8(down8, 0, NAME, Down, direct_tasks, 512, 1)      \
-    EXPERT8(gate_up8, 1, NAME, GateUp, direct_tasks, 512, 1) \
-    EXPERT8(gate_up8, 2, NAME, GateUp, direct_tasks, 512, 1) \
+    EXPERT8(gate_up8, 0, NAME, GateUp, direct_tasks, 256, 2) \
+    EXPERT8(down8, 0, NAME, Down, direct_tasks, 256, 2)      \
+    EXPERT8(gate_up8, 1, NAME, GateUp, direct_tasks, 256, 2) \
+    EXPERT8(gate_up8, 2, NAME, GateUp, direct_tasks, 256, 2) \
     EXPERT8(gate_up8, 4, NAME, GateUp, direct_tasks, 256, 1) \
     EXPERT8(gate_up8, 8, NAME, GateUp, wide_tile, 384, 1)    \
-    EXPERT8(down8, 1, NAME, Down, direct_tasks, 512, 1)      \
-    EXPERT8(down8, 2, NAME, Down, direct_tasks, 512, 1)      \
-    EXPERT8(down8, 4, NAME, Down, direct_tasks, 512, 1)      \
+    EXPERT8(down8, 1, NAME, Down, direct_tasks, 256, 2)      \
+    EXPERT8(down8, 2, NAME, Down, direct_tasks, 256, 2)      \
+    EXPERT8(down8, 4, NAME, Down, direct_tasks, 256, 2)      \
     EXPERT8(down8, 8, NAME, Down, wide_tile, 256, 2)
 EXPERTS8(Q8_0)
 EXPERTS8(Q4_K)

@@ -25,7 +25,7 @@ __device__ __forceinline__ const Job &job_of(const Jobs &jobs, int *block) {
 
 // The tasks of a block: n_groups tiles of outputs each, of the blocks first, first + step, ... below end.
 template <int DT, int NT> struct Products {
-    enum { EARLY = true, HELD = false, V = 8 * NT * OUT };
+    enum { EARLY = true, V = 8 * NT * OUT };
     using Ring = typename Choose<per_256(DT) || NT == 4, NoRing, RowRing<DT, NT>>::type;
     const Jobs &jobs;
     int first, step, end;
@@ -35,7 +35,6 @@ template <int DT, int NT> struct Products {
 
     __device__ __forceinline__ Products(const Jobs &jobs, int first, int step, int end, float *part)
         : jobs(jobs), first(first), step(step), end(end), part(part), warps_per_tile(jobs.loops), set(threadIdx.x / 32 / jobs.loops) {}
-    __device__ __forceinline__ void copy_rows() const {}
     __device__ __forceinline__ int count() const { return first < end ? (end - 1 - first) / step + 1 : 0; }
     __device__ __forceinline__ const Job &at(int j, int *block) const {
         *block = first + j * step;

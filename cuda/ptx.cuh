@@ -55,25 +55,6 @@ __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint
     return v;
 }
 
-// v >> n for scale = 2^(32 - n), by the multiplier, where the shifter has more to do. The compiler must not know `scale`.
-__device__ __forceinline__ uint32_t shift_by_product(uint32_t v, uint32_t scale) {
-    uint32_t r;
-    asm("{.reg .b32 low; .reg .b64 wide; mul.wide.u32 wide, %1, %2; mov.b64 {low, %0}, wide;}" : "=r"(r) : "r"(v), "r"(scale));
-    return r;
-}
-
-// A table in shared memory that does not change while it is read, by byte address; word(i, stride): the word at i * stride,
-// its address from the multiplier too.
-struct SharedTable {
-    uint32_t at;
-    __device__ __forceinline__ explicit SharedTable(const uint32_t *p) : at((uint32_t)__cvta_generic_to_shared(p)) {}
-    __device__ __forceinline__ uint32_t word(uint32_t i, uint32_t stride) const {
-        uint32_t v;
-        asm("{.reg .u32 a; mad.lo.u32 a, %1, %2, %3; ld.shared.u32 %0, [a];}" : "=r"(v) : "r"(i), "r"(stride), "r"(at));
-        return v;
-    }
-};
-
 // 1 / v to a unit in the last place, for ordinary v: one instruction instead of ten.
 __device__ __forceinline__ float reciprocal(float v) {
     float r;

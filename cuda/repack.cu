@@ -3,7 +3,7 @@
 // A tile is 16 rows by one block of 32 (Q8_0) or 256 inputs; lane 4 g + t has rows g and g + 8 and in every 32 inputs the
 // eight from 8 t on. Per tile:
 //     Q8_0     codes 512: [lane][row g: 8 bytes, row g + 8: 8 bytes];  scales 32: [g][row g, row g + 8] halves
-//     IQ2_XXS  codes 1024: [row g, row g + 8][lane][8 blocks of 32]: 16 bits, a grid index, seven signs and bit t of the
+//     IQ2_XXS  codes 1024: [row g, row g + 8][lane][8 blocks of 32]: 16 bits, seven signs, a grid index and bit t of the
 //              block's scale;  scales 32 as above
 //     Q2_K     codes 1024: [row g, row g + 8][lane][inputs < 128, the others][8 bytes];  then per tile 320:
 //              [g][sub-block even, odd][row g: 8 bytes of scale and minimum, row g + 8: 8 bytes], [g][row g, row g + 8] d, dmin
@@ -44,7 +44,7 @@ extern "C" __global__ void repack_iq2_xxs(const uint8_t *from, uint8_t *q, uint8
         const uint32_t index = read32(p + 2 + 8 * part), bits = read32(p + 6 + 8 * part);
         unsigned short *to = (unsigned short *)(q + at.tile * 1024 + at.half * 512 + at.g * 64) + part;
         for (int t = 0; t < 4; t++)
-            to[8 * t] = (unsigned short)((index >> 8 * t & 255) | (bits >> 7 * t & 127) << 8 | (bits >> (28 + t) & 1) << 15);
+            to[8 * t] = (unsigned short)((bits >> 7 * t & 127) | (index >> 8 * t & 255) << 7 | (bits >> (28 + t) & 1) << 15);
     });
 }
 

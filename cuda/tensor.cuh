@@ -17,13 +17,9 @@
 #define DS4_RING 11264  // bytes of weights in a warp's ring, about; less where a multiprocessor has little shared memory
 #endif
 
-#ifndef DS4_COPIES
-#define DS4_COPIES 32  // of the IQ2_XXS tables: one per bank; fewer where a multiprocessor has little shared memory
-#endif
-
-enum { M_TILE = 16, COPIES = DS4_COPIES };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
-// Tables of IQ2_XXS in shared memory: selectors of magnitudes, of signs (a byte's top bit is no sign), a few constants.
-enum { GRID_WORDS = 256, SIGN_WORDS = 256, TABLE_WORDS = GRID_WORDS + SIGN_WORDS, TABLE_BYTES = TABLE_WORDS * COPIES * 4 + 128 };
+enum { M_TILE = 16, COPIES = 32 };  // weight rows of a product; copies of the IQ2_XXS tables, one per bank
+// Tables of IQ2_XXS in shared memory: selectors of magnitudes, then of signs, COPIES of each word side by side.
+enum { GRID_WORDS = 256, SIGN_WORDS = 128, TABLE_WORDS = GRID_WORDS + SIGN_WORDS, TABLE_BYTES = TABLE_WORDS * COPIES * 4 };
 
 #define MAGIC 0x4b400000     // 1.5 * 2^23: an int below 2^22 added to it is a float's mantissa
 #define MAGIC_F 12582912.0f
@@ -319,7 +315,7 @@ template <> struct Raw<F16> {
 
 template <> struct Raw<IQ2_XXS> {
     enum { BLOCKS = 8, BYTES = 1024 + 128 };
-    uint4 r[2];  // rows g and g + 8: 16 bits for each block of 32: index, 7 signs, one bit of the block's scale
+    uint4 r[2];  // rows g and g + 8: 16 bits for each block of 32: 7 signs, index, one bit of the block's scale
     uint32_t d;
 
     struct Source {
@@ -349,59 +345,52 @@ template <> struct Raw<IQ2_XXS> {
         r[1] = *(const uint4 *)(from + 512 + lane * 16);
         d = *(const uint32_t *)(from + 1024 + lane * 4);
     }
-    // Eight weights from 16 bits: selectors of magnitudes and of signs, added; a byte permutation picks from 6 values. The
-    // constants come from memory: work that the multiplier does is taken from the logic unit, which has most to do here.
-    struct Decoder {
-        SharedTable grid, sign;  // of this lane
-        uint32_t stride, half;   // bytes of a word's copies, 2^16
-        __device__ __forceinline__ explicit Decoder(const uint32_t *tables)
-            : grid(tables + threadIdx.x % COPIES), sign(tables + GRID_WORDS * COPIES + threadIdx.x % COPIES),
-              stride(tables[TABLE_WORDS * COPIES]), half(tables[TABLE_WORDS * COPIES + 1]) {}
-        __device__ __forceinline__ void decode(uint32_t words, int which, uint32_t *lo, uint32_t *hi) const {
-            const uint32_t at = grid.word(pick_bytes(words, 0, 0x4440 + 2 * which), stride) +
-                                sign.word(pick_bytes(words, 0, 0x4441 + 2 * which), stride);
-            *lo = pick_bytes(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
-            *hi = pick_bytes(0x002b1908u, 0x00d5e7f8u, shift_by_product(at, half));
-        }
-    };
-    // 2 s + 1 for the scales s of block i: lane t has bit t of each in the top bit of a word, and a product adds them up.
-    // bits: of the words of four blocks, in bytes 1 and 3, with a 1 in byte 0 of the first two; what meets them is
-    // 2^(t + 1) = low or high, and 1 = unit in lane 0.
-    static __device__ __forceinline__ int2 odd_scales(const uint32_t *bits, int i, uint32_t low, uint32_t high, uint32_t unit) {
-        const uint32_t b[2] = {i == 0 ? low | unit : i == 1 ? high | unit : unit, i == 2 ? low : i == 3 ? high : 0u};
-        int c[4];
-        mma_s8(c, bits, b, 0);
-        return make_int2(c[0], c[2]);
+    // The scales of all blocks of a row, 4 bits each: block i at nibble i % 2 * 4 + i / 2. Lane t has bit t of each.
+    static __device__ __forceinline__ uint32_t gather(const uint4 &v) {
+        const uint32_t own = (v.x >> 15 & 0x00010001u) | (v.y >> 11 & 0x00100010u) | (v.z >> 7 & 0x01000100u) | (v.w >> 3 & 0x10001000u);
+        uint32_t all = own << threadIdx.x % 4;
+        all |= __shfl_xor_sync(FULL, all, 1);
+        return all | __shfl_xor_sync(FULL, all, 2);
+    }
+    // Eight weights from 16 bits: selectors of magnitudes and of signs, added; a byte permutation picks from 6 values.
+    static __device__ __forceinline__ void decode(uint32_t word, bool high, const uint32_t *tables, uint32_t *lo, uint32_t *hi) {
+        static_assert(COPIES == 32, "a word's copies fill the 128 bytes between the bits below");
+        const uint32_t lane = threadIdx.x % 32 * 4;
+        const uint32_t index = ((high ? word >> 16 : word) & 0x7f80u) | lane, sign = ((high ? word >> 9 : word << 7) & 0x3f80u) | lane;
+        const uint32_t at = *(const uint32_t *)((const uint8_t *)tables + index) +
+                            *(const uint32_t *)((const uint8_t *)(tables + GRID_WORDS * COPIES) + sign);
+        *lo = pick_bytes(0x002b1908u, 0x00d5e7f8u, at);  // 8, 25, 43 and their negatives
+        *hi = pick_bytes(0x002b1908u, 0x00d5e7f8u, at >> 16);
+    }
+    // 2 s + 1 for the nibbles s of all blocks of a row, a byte each: blocks 0, 4, 1, 5, then 2, 6, 3, 7.
+    static __device__ __forceinline__ uint2 odd_scales(uint32_t all) {
+        return make_uint2((all & 0x0f0f0f0fu) * 2 + 0x01010101u, (all >> 4 & 0x0f0f0f0fu) * 2 + 0x01010101u);
+    }
+    static __device__ __forceinline__ int scale(const uint2 &odd, int i) {
+        return (int)pick_bytes(i / 2 % 2 ? odd.y : odd.x, 0, 0x4440u + i / 4 + i % 2 * 2);
     }
     // A weight is d / 8 * (2 s + 1) * code.
     template <int MT, int NT, class B>
     static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *tables) {
-        const auto &at = b.at(block);
+        const auto at = b.at(block);
         int sum[MT][tiles_of(NT)][4] = {};
-        const uint32_t low = 0x200u << threadIdx.x % 4, high = low << 16, unit = threadIdx.x % 4 == 0;
-        const Decoder decoder(tables);
-#pragma unroll 1
-        for (int half = 0; half < 2; half++) {  // not unrolled: the compiler would keep more values than there are registers
-            uint32_t words[MT][4], bits[MT][4];
+        uint2 odd[MT][2];
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+            for (int h = 0; h < 2; h++) odd[mt][h] = odd_scales(gather(raw[mt].r[h]));
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            uint2 codes[tiles_of(NT)];
+            fetch<NT>(at, i, codes);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 u = raw[mt].r[0], v = raw[mt].r[1];
-                const uint32_t w[4] = {half ? u.z : u.x, half ? v.z : v.x, half ? u.w : u.y, half ? v.w : v.y};
-#pragma unroll
-                for (int j = 0; j < 4; j++) words[mt][j] = w[j], bits[mt][j] = (w[j] >> 7 & 0x01000100u) | (j < 2 ? 1u : 0u);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint2 codes[tiles_of(NT)];
-                fetch<NT>(at, half * 4 + i, codes);
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++) {
-                    uint32_t a[4];
-                    decoder.decode(words[mt][i / 2 * 2], i % 2, &a[0], &a[2]);
-                    decoder.decode(words[mt][i / 2 * 2 + 1], i % 2, &a[1], &a[3]);
-                    const int2 odd = odd_scales(bits[mt], i, low, high, unit);
-                    multiply<NT>(sum[mt], a, odd.x, odd.y, codes);
-                }
+                const uint32_t w0 = i / 2 == 0 ? u.x : i / 2 == 1 ? u.y : i / 2 == 2 ? u.z : u.w;
+                const uint32_t w1 = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
+                uint32_t a[4];
+                decode(w0, i % 2, tables, &a[0], &a[2]);
+                decode(w1, i % 2, tables, &a[1], &a[3]);
+                multiply<NT>(sum[mt], a, scale(odd[mt][0], i), scale(odd[mt][1], i), codes);
             }
         }
 #pragma unroll
@@ -658,43 +647,6 @@ template <int DT, int NT> struct RowRing {
 template <bool FIRST, class A, class B> struct Choose { using type = A; };
 template <class A, class B> struct Choose<false, A, B> { using type = B; };
 
-// At most 4 or 8 rows of a task in shared memory: codes [n / 32][ROWS][32], scales [n / 32 or n / 256][ROWS], sums
-// [n / 16][ROWS].
-template <int NT, int ROWS, bool K, bool SUMS> struct Held {
-    const uint8_t *q;  // this lane's column
-    const float *d[2], *s;
-    static __device__ __forceinline__ int units(int n) { return K ? n / 256 : n / 32; }
-    static __device__ __forceinline__ int row_of(int column) { return NT ? column % ROWS : column / 2; }
-
-    static __device__ __forceinline__ Held in(const uint8_t *room, int n) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const float *scales = (const float *)(room + n * ROWS), *sums = scales + units(n) * ROWS;
-        return {room + row_of(g) * 32 + t * 8, {scales + row_of(2 * t), scales + row_of(2 * t + 1)}, sums + row_of(g)};
-    }
-    // Starts copying; row(i): where the i-th of n_rows lies. All threads of the block.
-    template <typename Row> static __device__ __forceinline__ void copy(uint8_t *room, const Quant &x, int n, int n_rows, Row row) {
-        float *scales = (float *)(room + n * ROWS), *sums = scales + units(n) * ROWS;
-        for (int r = 0; r < n_rows; r++) {
-            const int at = row(r);
-            const long long place = at / 8 * (long long)(n / 32) * 8 + at % 8;
-            for (int i = threadIdx.x; i < n / 16; i += blockDim.x)
-                copy_async(room + (i / 2 * ROWS + r) * 32 + i % 2 * 16, (K ? x.kq : x.q) + (place + i / 2 * 8) * 32 + i % 2 * 16);
-            for (int i = threadIdx.x; i < units(n); i += blockDim.x)
-                copy_async4(scales + i * ROWS + r, K ? x.kd + at / 8 * (n / 256) * 8 + at % 8 + i * 8 : x.d + place + i * 8);
-            for (int i = threadIdx.x; SUMS && i < n / 16; i += blockDim.x)
-                copy_async4(sums + i * ROWS + r, x.ks + at / 8 * (n / 16) * 8 + at % 8 + i * 8);
-        }
-        copy_commit();
-    }
-    __device__ __forceinline__ uint2 codes(int, int block) const { return *(const uint2 *)(q + block * ROWS * 32); }
-    __device__ __forceinline__ uint4 halves(int, int) const { return make_uint4(0, 0, 0, 0); }
-    __device__ __forceinline__ float2 scales(int, int block) const { return make_float2(d[0][block * ROWS], d[1][block * ROWS]); }
-    __device__ __forceinline__ float sums(int, int sixteen) const { return s[sixteen * ROWS]; }
-    __device__ __forceinline__ Held at(int block) const {
-        return {q + block * ROWS * 32, {d[0] + (K ? block / 8 : block) * ROWS, d[1] + (K ? block / 8 : block) * ROWS}, s + block * 2 * ROWS};
-    }
-};
-
 struct NoRing {  // rows are read where they lie
     enum { BYTES = 0 };
     struct At {};
@@ -703,7 +655,7 @@ struct NoRing {  // rows are read where they lie
 };
 
 template <int DT, int MT, class Ring> struct RingSize {  // as `ring` in ds4_cuda/tensor.py
-    enum { STEP = MT * Raw<DT>::BYTES + Ring::BYTES, ROOM = DT == IQ2_XXS ? DS4_RING / 2 : DS4_RING };  // the tables take the rest
+    enum { STEP = MT * Raw<DT>::BYTES + Ring::BYTES, ROOM = DT == IQ2_XXS ? DS4_RING * 5 / 8 : DS4_RING };  // the tables take the rest
     enum { DEPTH = ROOM / STEP < 2 ? 2 : ROOM / STEP, BYTES = DEPTH * STEP };
 };
 
@@ -712,7 +664,6 @@ template <int DT, int MT, class Ring> struct RingSize {  // as `ring` in ds4_cud
 //     count(), matrix(j, i), tile(j): number of tasks, their weights (tile < 0: nothing to do for this warp);
 //     EARLY: these are known before follow(), which ready() calls;
 //     Ring, ring(j): the activations, if they go through the ring; rows(j): if not;
-//     HELD: copy_rows() first copies them to shared memory, where rows(j) reads them;
 //     segment(j, s, acc): takes a segment's sums;  finish(j): all threads of the block call it.
 template <int DT, int MT, int NT, class Tasks>
 __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *ring, const uint32_t *tables, Tasks &tasks) {
@@ -720,9 +671,8 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     using Source = typename R::Source;
     using Ring = typename Tasks::Ring;
     using Size = RingSize<DT, MT, Ring>;
-    enum { IN_RING = Ring::BYTES > 0, AHEAD = !IN_RING && !Tasks::HELD && NT <= 1 && MT == 1 && DT != IQ2_XXS };
+    enum { IN_RING = Ring::BYTES > 0, AHEAD = !IN_RING && NT <= 1 && MT == 1 && DT != IQ2_XXS };
     if (!Tasks::EARLY) tasks.ready();
-    if (Tasks::HELD) tasks.copy_rows();
     const int n = tasks.count();
     if (n <= 0) {
         if (Tasks::EARLY) tasks.ready();
@@ -754,10 +704,6 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     };
     for (int i = 0; i + 1 < Size::DEPTH; i++) copy(ring + i * Size::STEP, false);
     if (Tasks::EARLY) tasks.ready();
-    if (Tasks::HELD) {
-        copy_wait<Size::DEPTH - 1>();
-        __syncthreads();
-    }
     if (IN_RING) {  // the rows of the steps under way, which could not be read before
         int j = 0, at = begin;
         x = tasks.ring(0);
@@ -803,17 +749,55 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     copy_wait<0>();
 }
 
-// The tables of IQ2_XXS, COPIES of each word side by side, and the constants.
-__device__ __forceinline__ void load_tables(const uint32_t *from, uint32_t *to) {
-    const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
-    for (int first = threadIdx.x / 32 * 32; first < TABLE_WORDS; first += n_warps * 32) {
-        const uint32_t own = __ldg(from + first + lane);
-#pragma unroll 16
-        for (int i = 0; i < 32 * COPIES / 32; i++) {
-            const int at = i * 32 + lane;  // of 32 words times COPIES
-            to[first * COPIES + at] = __shfl_sync(FULL, own, at / COPIES);
-        }
+// A warp's stretch of one task's K: the segments s0 .. s1 - 1 of the same tile of MT matrices, for tasks whose weights are
+// known late (the experts'). `stream` without what goes beyond a task: it takes fewer registers.
+template <int DT, int MT> struct Walk {
+    using R = Raw<DT>;
+    using Size = RingSize<DT, MT, NoRing>;
+    typename R::Source from[MT];
+    int s0, s1, begin, end;
+    Cut cut;
+    uint8_t *ring;
+
+    __device__ __forceinline__ Walk(const Mat *const *m, int tile, const Cut &cut, int s0, int s1, uint8_t *ring)
+        : s0(s0), s1(s1), begin(s0 * cut.blocks), end(min(s1 * cut.blocks, m[0]->n_in / 32)), cut(cut), ring(ring) {
+        for (int i = 0; i < MT; i++) from[i] = typename R::Source(*m[i], tile);
+        for (int i = 0; i + 1 < Size::DEPTH; i++) copy(begin + i * R::BLOCKS, i);
     }
-    if (threadIdx.x < 2) to[TABLE_WORDS * COPIES + threadIdx.x] = threadIdx.x ? __ldg(from + TABLE_WORDS) : 4 * COPIES * (__ldg(from + TABLE_WORDS) >> 16);
+    __device__ __forceinline__ void copy(int block, int stage) {
+        if (block < end)
+#pragma unroll
+            for (int i = 0; i < MT; i++) R::copy(from[i], block, ring + (stage * MT + i) * R::BYTES);
+        copy_commit();
+    }
+    // done(s, acc) gets the sums of each segment.
+    template <int NT, class B, class Done> __device__ __forceinline__ void run(const B &b, const uint32_t *tables, Done done) {
+        int stage = 0, block = begin;
+        for (int s = s0; s < s1; s++) {
+            float acc[MT][tiles_of(NT)][4] = {};
+            const int stop = min((s + 1) * cut.blocks, end);
+            for (; block < stop; block += R::BLOCKS) {
+                R raw[MT];
+                copy_wait<Size::DEPTH - 2>();
+#pragma unroll
+                for (int i = 0; i < MT; i++) raw[i].take(ring + (stage * MT + i) * R::BYTES);
+                copy(block + (Size::DEPTH - 1) * R::BLOCKS, stage ? stage - 1 : Size::DEPTH - 1);  // taken a step ago
+                R::template step<MT, NT>(raw, block, stop, b, acc, tables);
+                stage = stage + 1 == Size::DEPTH ? 0 : stage + 1;
+            }
+            done(s, acc);
+        }
+        copy_wait<0>();  // the room is free for the next stretch
+    }
+};
+
+// The tables of IQ2_XXS. Whole warps.
+__device__ __forceinline__ void load_tables(const uint32_t *from, uint32_t *to) {
+    const int lane = threadIdx.x % 32;
+    for (int first = threadIdx.x / 32 * 32; first < TABLE_WORDS; first += blockDim.x) {
+        const uint32_t own = __ldg(from + first + lane);
+#pragma unroll
+        for (int i = 0; i < 32; i++) to[(first + i) * COPIES + lane] = __shfl_sync(FULL, own, i);
+    }
     __syncthreads();
 }

@@ -109,12 +109,9 @@ STATIC_SHARED = 1024
 
 
 def defines(arch: str = "90") -> list[str]:
-    """What the sources are told: the sizes of the records, of rings and tables."""
+    """What the sources are told: the sizes of the records and of rings."""
     gpu = Gpu(is_large=is_large(arch))
-    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()] + [
-        f"-DDS4_RING={gpu.ring}",
-        f"-DDS4_COPIES={gpu.copies}",
-    ]
+    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()] + [f"-DDS4_RING={gpu.ring}"]
 
 
 class Nvcc:

@@ -155,7 +155,7 @@ class Sequence:
             found = tensor.dense(self.gpu, dtype, tiles, n_outputs, ceil(n_rows, 8 * tiles), n)
         else:
             halves = any(DTYPES[int(p.mat["dtype"])] == "F16" for p in products)
-            found = tensor.Cut(tiles, 8, 1, tensor.wide_shared(self.gpu, dtype, halves=halves))
+            found = tensor.Cut(tiles, 8, 1, tensor.wide_shared(dtype, halves=halves))
         jobs = record(JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, row=row)
         jobs["n_groups"], jobs["loops"] = found.groups, found.n_warps
         products = sorted(products, key=lambda p: DTYPES[int(p.mat["dtype"])] == "F16")  # those of F16 last
@@ -512,16 +512,15 @@ class Sequence:
             tiles = ceil(n_rows, tile_rows)
         else:
             at_once, tiles = 8 if tile_rows > 8 else tile_rows // 8, max_tiles(self.shape, n_rows, tile_rows)
-            at_once = max(at_once, 1) if is_pair else at_once  # half tiles save nothing where the weights have most of the work
         outputs, name = ceil(int(mat["n_out"]), tensor.M_TILE), f"{kind}8_{at_once}_{dtype}"
         if at_once == 8:
-            shared_bytes = tensor.wide_shared(self.gpu, dtype, tensor.EXPERT_WIDE)
+            shared_bytes = tensor.wide_shared(dtype, tensor.EXPERT_WIDE)
             found = tensor.Cut(8, 6, 1, shared_bytes, 384) if is_pair else tensor.Cut(8, 8, 1, shared_bytes, 256)
             grid: tuple[int, ...] = (tiles, ceil(outputs, found.groups))
         else:
-            n_tiles, enough = min(tiles, self.shape.n_experts), 6000 if is_pair else 8000
+            n_tiles, enough = min(tiles, self.shape.n_experts), 6000 if is_pair else 1500
             found = tensor.experts(self.gpu, dtype, at_once, 2 if is_pair else 1, mat, n_tiles, enough)
-            blocks = self.gpu.multiprocessors * 512 // found.threads
+            blocks = 2 * self.gpu.multiprocessors
             grid = (min(tiles * ceil(outputs, found.groups), blocks),)
         values = (self.layer_bytes[layer], shared, tile_rows, row, n, segment, found.groups, found.n_warps)
         return self._small(name, grid, found.threads, *values, shared=found.shared)

@@ -44,16 +44,16 @@ def iq2_xxs_grid() -> npt.NDArray[np.uint8]:
 
 
 def iq2_xxs_tables() -> npt.NDArray[np.uint32]:
-    """uint32 [256 + 256 + 2]: a nibble per weight that selects its magnitude, then one whose bit 2 is its sign; 128, 2^16.
+    """uint32 [256 + 128]: a nibble per weight that selects its magnitude, then one whose bit 2 is its sign.
 
-    The eighth sign is the parity of the seven stored ones (the format's rule); a byte's top bit is not one of them.
+    The eighth sign is the parity of the seven stored ones (the format's rule).
     """
     grid = iq2_xxs_grid()
     shifts = np.arange(8, dtype=np.uint32) * 4
     which = np.searchsorted(np.unique(grid), grid).astype(np.uint32)
-    signs = np.arange(256, dtype=np.uint32)[:, None] >> np.arange(7, dtype=np.uint32) & 1
+    signs = np.arange(128, dtype=np.uint32)[:, None] >> np.arange(7, dtype=np.uint32) & 1
     signs = np.concatenate([signs, signs.sum(axis=1, keepdims=True) & 1], axis=1).astype(np.uint32) * 4
-    return np.concatenate([(which << shifts).sum(axis=1), (signs << shifts).sum(axis=1), [128, 1 << 16]]).astype(np.uint32)
+    return np.concatenate([(which << shifts).sum(axis=1), (signs << shifts).sum(axis=1)]).astype(np.uint32)
 
 
 class DeviceMemory:

@@ -42,31 +42,21 @@ class Gpu:
         """About the bytes of a warp's ring."""
         return 11264 if self.is_large else 5120
 
-    @property
-    def copies(self) -> int:
-        """Of the IQ2_XXS tables."""
-        return 32 if self.is_large else 16
-
-    @property
-    def expert_warps(self) -> int:
-        """Warps of a block of the experts' direct kernels."""
-        return 16 if self.is_large else 8
-
 
 def is_large(arch: str) -> bool:
     """Whether the architecture's multiprocessors have much more than 100 KB of shared memory."""
     return arch in ("80", "87", "90", "100", "103")
 
 
-def table_bytes(gpu: Gpu, dtype: str) -> int:
-    return 512 * gpu.copies * 4 + 128 if dtype in TABLES else 0
+def table_bytes(dtype: str) -> int:
+    return 384 * 32 * 4 if dtype in TABLES else 0
 
 
 def ring(gpu: Gpu, dtype: str, mats: int, row_tiles: int = 0) -> int:
     """Bytes of a warp's ring: whole steps, at least two; as RingSize in tensor.cuh. row_tiles: of rows that go through it."""
     rows = {"Q8_0": 576, "F16": 1024}[dtype] * row_tiles if row_tiles else 0
     step = mats * STEP[dtype] + rows
-    return max(2, gpu.ring // (2 if dtype in TABLES else 1) // step) * step
+    return max(2, gpu.ring * (5 if dtype in TABLES else 8) // 8 // step) * step
 
 
 def attend_bytes(head_dim: int) -> tuple[int, int]:
@@ -110,7 +100,7 @@ def dense(gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_
     """The cut for n_outputs tiles of outputs and n_row_tiles tiles of `tiles` * 8 rows that fits into shared memory."""
     kinds = ("Q8_0", "F16") if dtype == "Q8_0" else (dtype,)
     through = tiles if tiles < 4 and dtype == "Q8_0" else 0  # tiles of rows that go through the ring
-    fixed = WARPS * max(ring(gpu, kind, 1, through) for kind in kinds) + table_bytes(gpu, dtype)
+    fixed = WARPS * max(ring(gpu, kind, 1, through) for kind in kinds) + table_bytes(dtype)
     groups, n_warps = share(n_outputs * n_row_tiles, n_segments, ENOUGH_WARPS)
     sums = groups * n_segments * tiles * PARTIAL if n_warps > 1 else 0
     if fixed + sums > gpu.room:
@@ -118,31 +108,22 @@ def dense(gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_
     return Cut(tiles, groups, n_warps, fixed + sums)
 
 
-def held_bytes(dtype: str, tiles: int, n_in: int) -> int:
-    """Bytes of a task's rows in shared memory; as held_bytes in experts8.cu."""
-    scales = n_in // 32 if dtype == "Q8_0" else n_in // 256
-    sums = n_in // 16 if dtype in ("Q2_K", "Q4_K") else 0
-    return (8 if tiles else 4) * (n_in + 4 * (scales + sums)) if tiles <= 1 else 0
-
-
 def experts(gpu: Gpu, dtype: str, tiles: int, mats: int, mat: Any, n_tiles: int, enough: int) -> Cut:
     """The cut of an expert's product (`mats` matrices like `mat`) for n_tiles tiles of pairs."""
     n_in, outputs = int(mat["n_in"]), ceil(int(mat["n_out"]), M_TILE)
-    warps = WARPS if tiles == 4 and mats == 2 else gpu.expert_warps
-    n_segments = cut(n_in)[0]
-    others = table_bytes(gpu, dtype) + held_bytes(dtype, tiles, n_in)
-    while warps > 1 and warps * ring(gpu, dtype, mats) + others > gpu.room:
+    n_segments, warps = cut(n_in)[0], WARPS
+    while warps > 1 and warps * ring(gpu, dtype, mats) + table_bytes(dtype) > gpu.room:
         warps //= 2
-    fixed = warps * ring(gpu, dtype, mats) + others
-    groups, n_warps = share(outputs * n_tiles, n_segments, enough, warps, 2 * warps)
+    fixed = warps * ring(gpu, dtype, mats) + table_bytes(dtype)
+    groups, n_warps = share(outputs * n_tiles, n_segments, enough, warps)
     sums = groups * n_segments * (tiles * 2 or 1) * PARTIAL * mats // 2 if n_warps > 1 else 0
     if fixed + sums > gpu.room:
         groups, n_warps, sums = warps, 1, 0
     return Cut(tiles, groups, n_warps, fixed + sums, 32 * warps)
 
 
-def wide_shared(gpu: Gpu, dtype: str, rows: int = WIDE, *, halves: bool = False) -> int:
+def wide_shared(dtype: str, rows: int = WIDE, *, halves: bool = False) -> int:
     """Bytes of shared memory of a block that stages `rows` rows of 256 inputs, twice."""
     sides = rows * 4 * (8 if dtype == "Q8_0" else 1) + rows * 4 * (16 if dtype in ("Q2_K", "Q4_K") else 0)
     stage = rows * 256 + sides
-    return table_bytes(gpu, dtype) + 2 * max(stage, rows * 512 if halves else 0)
+    return table_bytes(dtype) + 2 * max(stage, rows * 512 if halves else 0)
