@@ -2,7 +2,7 @@
 
 python plugins/ds4-cuda/tests/sim/check.py --case quant-iq2 --tokens 200 [--inexact] [--chunk 37] [--fallback]
 
---tree: the root of another source tree whose kernels and ds4_cuda are run.
+--tree: the root of another source tree whose kernels and ds4_cuda are run. Without it: those of this tree.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def compare(rows: Any, golden: Any, n: int) -> None:
 
 def main() -> int:
     options = arguments()
-    tree = (options.tree or HERE.parents[3]).resolve()
-    sys.path[:0] = [str(HERE), *([str(tree / "plugins" / "ds4-cuda"), str(tree)] if options.tree else [])]
-    if not options.tree:
-        sys.path += [str(tree / "plugins" / "ds4-cuda"), str(tree)]
+    own = HERE.parents[3]
+    tree = (options.tree or own).resolve()
+    core = tree if list(tree.glob("ds4/_core.*.so")) else own  # a tree whose core is not built runs with this one's
+    sys.path[:0] = [str(HERE), str(tree / "plugins" / "ds4-cuda"), str(core)]
     import numpy as np
 
-    options.path = HERE.parents[3] / "tests" / "golden" / f"{options.case}.gguf"
+    options.path = own / "tests" / "golden" / f"{options.case}.gguf"
     with np.load(options.path.with_suffix(".npz")) as data:
         golden = {name: data[name] for name in ("tokens", "positions", "logits")}
     options.tokens = min(options.tokens, len(golden["tokens"]))
