@@ -25,7 +25,7 @@ __device__ __forceinline__ const Job &job_of(const Jobs &jobs, int *block) {
 
 // The tasks of a block: n_groups tiles of outputs each, of the blocks first, first + step, ... below end.
 template <int DT, int NT> struct Products {
-    enum { EARLY = true, V = 8 * NT * OUT };
+    enum { V = 8 * NT * OUT };
     using Ring = typename Choose<per_256(DT) || NT == 4, NoRing, RowRing<DT, NT>>::type;
     const Jobs &jobs;
     int first, step, end;
@@ -40,7 +40,7 @@ template <int DT, int NT> struct Products {
         *block = first + j * step;
         return job_of(jobs, block);
     }
-    __device__ __forceinline__ const Mat &matrix(int j, int) const {
+    __device__ __forceinline__ const Mat &matrix(int j) const {
         int block;
         return at(j, &block).mat;
     }
@@ -100,7 +100,7 @@ template <int DT, int NT> __device__ __forceinline__ void products(const Jobs &j
     const Cut cut = {jobs.n_segments, jobs.segment / 32};
     enum { RING = RingSize<DT, 1, typename Products<DT, NT>::Ring>::BYTES };
     Products<DT, NT> tasks(jobs, first, gridDim.y, end, (float *)(room + 8 * RING));
-    stream<DT, 1, NT>(cut, k * cut.segments / jobs.loops, (k + 1) * cut.segments / jobs.loops, room + warp * RING, tables, tasks);
+    stream<DT, NT>(cut, k * cut.segments / jobs.loops, (k + 1) * cut.segments / jobs.loops, room + warp * RING, tables, tasks);
 }
 
 // grid (tiles of 8 NT rows, blocks that take turns), block 256: n_groups tiles of 16 outputs times `loops` warps that share

@@ -1,7 +1,7 @@
 // Products of many activation rows (prefill): a block stages 256 inputs of up to 64 rows at a time in shared memory, and
 // each of its warps multiplies one tile of 16 weight rows with all of them. The sums are those of tensor.cuh.
 #pragma once
-#include "tensor.cuh"
+#include "ring.cuh"
 
 enum { WIDE = 64 };  // activation rows of a block
 

@@ -13,6 +13,7 @@ from ds4_cuda.work import KEYS8, ceil
 
 M_TILE = 16  # weight rows of a product
 PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
+RING_SHARE = {"IQ2_XXS": 5, "Q2_K": 4}  # eighths of the ring that are used: tables and cached rows need room too
 TABLES = ("IQ2_XXS",)  # dtypes with look-up tables in shared memory
 STEP = {"Q8_0": 1280, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
 WARPS = 8
@@ -56,7 +57,7 @@ def ring(gpu: Gpu, dtype: str, mats: int, row_tiles: int = 0) -> int:
     """Bytes of a warp's ring: whole steps, at least two; as RingSize in tensor.cuh. row_tiles: of rows that go through it."""
     rows = {"Q8_0": 576, "F16": 1024}[dtype] * row_tiles if row_tiles else 0
     step = mats * STEP[dtype] + rows
-    return max(2, gpu.ring * (5 if dtype in TABLES else 8) // 8 // step) * step
+    return max(2, gpu.ring * RING_SHARE.get(dtype, 8) // 8 // step) * step
 
 
 def attend_bytes(head_dim: int) -> tuple[int, int]:
