@@ -118,11 +118,4 @@ extern "C" __global__ void attend_simple(const Run run, const Layer layer, int r
         rotate_pair(out + dim - run.rope_dim, i, cos_of(run, layer, row)[i], -sin_of(run, layer, row)[i]);
     __syncthreads();
     for (int c = threadIdx.x; c < dim; c += blockDim.x) q[c] = out[c];
-    if (!run.int8 || dim % 32) return;
-    for (int c0 = 0; c0 < dim; c0 += blockDim.x * 8) {
-        const int c = c0 + threadIdx.x * 8;
-        float v[8] = {};
-        if (c < dim) load8(out, c, dim, v);
-        quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, c < dim);
-    }
 }

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ds4_cuda.kernels import Kernels, argument_offsets, take
-from ds4_cuda.launches import Bucket, Launch
+from ds4_cuda.launches import Bucket
+from ds4_cuda.products import Launch
 
 OVERLAP_CAPABILITY, OVERLAP_DRIVER = (9, 0), 12030
 

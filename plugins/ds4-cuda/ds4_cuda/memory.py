@@ -51,8 +51,8 @@ def iq2_xxs_tables() -> npt.NDArray[np.uint32]:
     grid = iq2_xxs_grid()
     shifts = np.arange(8, dtype=np.uint32) * 4
     which = np.searchsorted(np.unique(grid), grid).astype(np.uint32)
-    signs = np.arange(128, dtype=np.uint32)[:, None] >> np.arange(7, dtype=np.uint32) & 1
-    signs = np.concatenate([signs, signs.sum(axis=1, keepdims=True) & 1], axis=1).astype(np.uint32) * 4
+    seven = np.arange(128, dtype=np.uint32)[:, None] >> np.arange(7, dtype=np.uint32) & 1
+    signs = np.concatenate([seven, seven.sum(axis=1, keepdims=True) & 1], axis=1).astype(np.uint32) * 4
     return np.concatenate([(which << shifts).sum(axis=1), (signs << shifts).sum(axis=1)]).astype(np.uint32)
 
 
@@ -103,7 +103,8 @@ class DeviceMemory:
         self.step_offset = dict(zip(ints, np.cumsum([0, *ints.values()]).tolist(), strict=False))
         places = {name: buffers.take(4 * n) for name, n in floats.items()}
         twins = work.quant_sources(shape, limits.max_rows or 1)
-        self.run = record(RUN, **self._sizes(roundings), **{k: v for k, v in places.items() if k.removesuffix("_q") not in twins or k in twins})
+        plain = {name: at for name, at in places.items() if name.removesuffix("_q") not in twins or name in twins}
+        self.run = record(RUN, **self._sizes(roundings), **plain)
         self.run["int8"] = int8
         for name, n in twins.items():
             at = places[f"{name}_q"]

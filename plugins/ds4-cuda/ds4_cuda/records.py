@@ -177,7 +177,9 @@ JOBS = np.dtype(
     [
         ("job", JOB, (MAX_JOBS,)),
         ("count", "u8"),
-        *((name, "i4") for name in (
+        *(
+            (name, "i4")
+            for name in (
                 "n_jobs",
                 "n_segments",
                 "segment",
@@ -188,7 +190,8 @@ JOBS = np.dtype(
                 "n_first",
                 "n_blocks",
                 "more",
-            )),
+            )
+        ),
     ]
 )
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ds4.plugin import CSA
 from ds4_cuda.kernels import pack_arguments
-from ds4_cuda.launches import Launch, Product, Sequence, segments
+from ds4_cuda.launches import Sequence
+from ds4_cuda.products import Launch, Product, segments
 from ds4_cuda.work import TILE, ceil
 
 

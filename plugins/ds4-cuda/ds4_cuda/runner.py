@@ -6,6 +6,7 @@ behind the step; `end` waits for it. All driver calls go through the device's ow
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -22,16 +23,15 @@ from ds4.plugin import (
     Runner,
     StepPlan,
 )
+from ds4_cuda import tensor
 from ds4_cuda.device import Device
 from ds4_cuda.graphs import Launcher, can_overlap, load_bindings
-from ds4_cuda import tensor
 from ds4_cuda.kernels import STATIC_SHARED, Kernels, shared_room
 from ds4_cuda.launches import Sequence, bucket_of
 from ds4_cuda.memory import DeviceMemory
 from ds4_cuda.records import DTYPES
 from ds4_cuda.reference import Reference
 from ds4_cuda.work import STAGING_BYTES, step_ints
-
 
 COPIERS, COPY_BYTES = 4, 1 << 20
 """Threads that copy logits out of pinned memory, and the least that one of them takes."""
@@ -182,7 +182,7 @@ class CudaRunner(Runner):
         """Large blocks by several threads: one of them alone would take longer than the GPU's way to memory."""
         parts = max(1, min(COPIERS, rows.nbytes // COPY_BYTES))
         bounds = [len(rows) * i // parts for i in range(parts + 1)]
-        spans = list(zip(bounds, bounds[1:], strict=False))
+        spans = list(itertools.pairwise(bounds))
         others = [self._copiers.submit(np.copyto, to[a:b], rows[a:b]) for a, b in spans[1:]]
         np.copyto(to[: spans[0][1]], rows[: spans[0][1]])
         for other in others:

@@ -54,7 +54,7 @@ def table_bytes(dtype: str) -> int:
 
 
 def ring(gpu: Gpu, dtype: str, mats: int, row_tiles: int = 0) -> int:
-    """Bytes of a warp's ring: whole steps, at least two; as RingSize in tensor.cuh. row_tiles: of rows that go through it."""
+    """Bytes of a warp's ring: whole steps, at least two; as RingSize in ring.cuh. row_tiles: of rows that go along."""
     rows = {"Q8_0": 576, "F16": 1024}[dtype] * row_tiles if row_tiles else 0
     step = mats * STEP[dtype] + rows
     return max(2, gpu.ring * RING_SHARE.get(dtype, 8) // 8 // step) * step

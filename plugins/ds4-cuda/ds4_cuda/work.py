@@ -126,6 +126,8 @@ def twin_kinds(model: Any, *, int8: bool) -> dict[str, frozenset[str]]:
         source = readers.get(name.split(".", 2)[2] if name.startswith("blk.") else name)
         if source and tensor.dtype in KINDS:
             kinds[source].add(KINDS[tensor.dtype])
+    if model.shape.head_dim % 32:
+        kinds["q"].clear()  # a block of 32 channels is within a head
     if model.shape.head_dim % 256:
         kinds["q"].discard("k")  # a warp of the kernel that writes them has one head
     return {source: frozenset(found) for source, found in kinds.items()}
@@ -133,7 +135,7 @@ def twin_kinds(model: Any, *, int8: bool) -> dict[str, frozenset[str]]:
 
 def quant_parts(kinds: frozenset[str], n: int) -> dict[str, int]:
     """Bytes of the parts of the twin of n floats, by their field in the Quant record."""
-    parts = {}
+    parts: dict[str, int] = {}
     if "q" in kinds:
         parts |= {"q": n, "d": 4 * ceil(n, 32)}
     if "k" in kinds:

@@ -21,7 +21,7 @@ CASES = ["tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("capability", [(9, 0), (12, 0)])
 def test_a_life(open_engine: Any, fake: FakeCuda, case: str, exact: bool, capability: tuple[int, int]) -> None:
-    """Every path of the runner; the fake checks sizes of arguments and shared memory, grids and the range of every copy."""
+    """Every path of the runner; the fake checks sizes of arguments and shared memory, grids and ranges of copies."""
     fake.set_capability(capability)
     engine = open_engine(case, exact=exact)
     a, b = engine.create_session(), engine.create_session()

@@ -17,9 +17,10 @@ import ds4
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "sim"))
 
-import build  # noqa: E402
 import driver  # noqa: E402
 from opening import open_engine  # noqa: E402
+
+import build  # noqa: E402
 
 GOLDEN = HERE.parents[2] / "tests" / "golden"
 CASES = ["tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-q4k", "quant-iq2", "quant-q2k"]
@@ -101,13 +102,20 @@ def test_together_equals_alone(case: str, exact: bool) -> None:
     with open_case(case, exact=exact, sessions=len(lengths), max_rows=160) as engine:
         alone = [feed(engine, tokens[i : i + n + 2], [n, 1])[-3:] for i, n in enumerate(lengths)]
         sessions = [engine.create_session() for _ in lengths]
-        engine.step([(session, tokens[i : i + n]) for i, (session, n) in enumerate(zip(sessions, lengths, strict=True))])
+        engine.step(
+            [(session, tokens[i : i + n]) for i, (session, n) in enumerate(zip(sessions, lengths, strict=True))]
+        )
         for late in range(3):
             for i, (session, n) in enumerate(zip(sessions, lengths, strict=True)):
                 if n + 2 >= 3 and late < 3:
                     assert (bits(session.logits) == bits(alone[i][late])).all(), (late, n)
             if late < 2:
-                engine.step([(session, [tokens[i + n + late]]) for i, (session, n) in enumerate(zip(sessions, lengths, strict=True))])
+                engine.step(
+                    [
+                        (session, [tokens[i + n + late]])
+                        for i, (session, n) in enumerate(zip(sessions, lengths, strict=True))
+                    ]
+                )
 
 
 @pytest.mark.parametrize("cache_dtype", ["float16", "float32"])
