@@ -47,6 +47,7 @@ class CudaRunner(Runner):
             weight_dtypes=frozenset(DTYPES),
             cache_dtypes=frozenset({"float32", "float16"}),
             ds4_roundings=True,
+            numerics="float32" if options.exact else "int8",
         )
         self.n_launches = 0  # of the last step
         self.device, self.limits, self.shape = device, limits, model.shape

@@ -79,7 +79,7 @@ def device_bytes(tensor: Any) -> int:
     """Bytes of a tensor on the device."""
     if tensor.dtype not in TILED or len(tensor.shape) < 2:
         return int(tensor.n_bytes)
-    return tile_count(tensor) * (TILED[tensor.dtype].codes + TILED[tensor.dtype].side)
+    return int(tile_count(tensor) * (TILED[tensor.dtype].codes + TILED[tensor.dtype].side))
 
 
 def page_id_room(limits: Limits) -> int:
