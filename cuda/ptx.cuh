@@ -8,7 +8,7 @@
 //     f16   16 x 16   a[0]: row g, k = 2 t, 2 t + 1; a[1]: row g + 8; a[2], a[3]: the same rows, k + 8;  b alike
 //     tf32  16 x 8    a[0]: row g, k = t; a[1]: row g + 8; a[2], a[3]: the same rows, k + 4;  b alike
 #pragma once
-#include <stdint.h>
+#include "integers.cuh"
 
 #ifdef DS4_SIM
 #include "sim_ptx.h"

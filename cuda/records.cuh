@@ -4,7 +4,7 @@
 // close; everything that changes from step to step is read from device memory (`Run.plan`), so that a captured graph
 // can be replayed. All fields are 4 or 8 bytes in an order that leaves no padding.
 #pragma once
-#include <stdint.h>
+#include "integers.cuh"
 
 enum { SLIDING = 0, CSA = 4, HCA = 128, PAGE_TOKENS = 256 };
 enum Dtype { F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q2_K, IQ2_XXS, MXFP4 };
