@@ -10,7 +10,6 @@ marks; the engine's lock, taken around a whole step, is what keeps two steps off
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.list cimport PyList_GET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY, exp, isfinite, isnan, log
@@ -50,6 +49,10 @@ from ds4.sampling import SamplingParams
 from ds4.snapshot import SessionState, require_same
 
 __all__ = ["DecodeItem", "EngineCore", "KVCache", "Session", "StepPlan", "SyncResult"]
+
+cdef extern from "Python.h":  # with borrowed references, so that looking does not count
+    PyObject *PyList_GET_ITEM(object, Py_ssize_t)
+    Py_ssize_t Py_REFCNT(PyObject *)
 
 cdef enum:
     PAGE = 256

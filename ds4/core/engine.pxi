@@ -341,7 +341,7 @@ cdef class EngineCore:
         the copy into it."""
         cdef int i
         for i in range(len(self.blocks)):
-            if self.blocks[i].shape[0] >= n and (<PyObject *>PyList_GET_ITEM(self.blocks, i)).ob_refcnt == 1:
+            if self.blocks[i].shape[0] >= n and Py_REFCNT(PyList_GET_ITEM(self.blocks, i)) == 1:
                 return self.blocks[i][:n]
         block = np.empty((n, self.vocab), np.float32)
         if 0 < block.nbytes <= KEPT_BLOCK_BYTES:
