@@ -126,8 +126,8 @@ class Device:
             driver.Context.pop()
             context.detach()
 
-    def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Run on the owner thread, not waited for. Raises when the device cannot be used any more."""
+    def require(self) -> None:
+        """Raises when the device cannot be used any more."""
         if os.getpid() != self.pid:
             raise BackendError(
                 "the GPU was opened in another process; a forked child must open its own engine",
@@ -141,6 +141,10 @@ class Device:
             raise DeviceLostError(
                 "the GPU context was lost; close the engine and open it again", call="", backend="cuda"
             )
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Run on the owner thread, not waited for. Raises as `require` does."""
+        self.require()
         future: Future[T] = Future()
         self._calls.put((function, future))
         return future

@@ -88,6 +88,7 @@ class CudaRunner(Runner):
     # ------------------------------------------------------------ a step
 
     def begin(self, plan: StepPlan) -> None:
+        self.device.require()
         self._check_plan(plan)
         self._upload_step(plan)
         n_ints = self._memory.step_offset["page_ids"] + len(plan.page_ids)
@@ -136,6 +137,7 @@ class CudaRunner(Runner):
             host[at[name] : at[name] + length] = getattr(plan, name)[:length]
 
     def encode_batch_shared(self, plan: StepPlan) -> None:
+        self.device.require()
         limits = self.limits
         end = int(plan.pos[: plan.n_rows].max()) + 1
         bucket = bucket_of(plan.n_rows, len(plan.logit_rows), end, limits.max_rows or 1, limits.context)
@@ -146,6 +148,7 @@ class CudaRunner(Runner):
         self._queued.append(encode)
 
     def encode_token_fallback(self, plan: StepPlan, row: int) -> None:
+        self.device.require()
         slots = np.flatnonzero(plan.logit_rows == row).tolist()
         launches = list(self._reference.row(row, int(plan.pos[row]), slots))
         self.n_launches = len(launches)
@@ -153,6 +156,7 @@ class CudaRunner(Runner):
         self.device.run("running a row", self._run_queued)
 
     def end(self, plan: StepPlan) -> None:
+        self.device.require()
         n = min(len(plan.logit_rows), len(self._logits_host))
 
         def finish() -> None:
@@ -165,6 +169,7 @@ class CudaRunner(Runner):
         self.device.run("finishing a step", finish, poll=plan.check)
 
     def read_logits(self, plan: StepPlan, out: Any) -> None:
+        self.device.require()
         n, room = len(plan.logit_rows), len(self._logits_host)
         if out.shape != (n, self.shape.vocab):
             raise BackendError("the logits buffer has the wrong shape", backend="cuda", found=out.shape)
@@ -190,6 +195,7 @@ class CudaRunner(Runner):
             other.result()
 
     def publish(self, plan: StepPlan) -> None:
+        self.device.require()
         launch = self._sequence.publish(plan.n_rows, self._memory.layer_table)
         self.device.run("publishing a step", lambda: self._launcher.launch([launch]))
 

@@ -178,3 +178,22 @@ def test_what_pyproject_declares_is_what_the_runner_says(open_engine: Any) -> No
     sets = {name: frozenset(value) for name, value in fields.items() if isinstance(value, list)}
     said = open_engine().runner.capabilities
     assert said == Capabilities(**{**fields, **sets, "max_rows": said.max_rows})
+
+
+def test_calls_after_close_say_so(open_engine: Any) -> None:
+    engine = open_engine()
+    session = engine.create_session()
+    session.feed([3, 4])
+    runner, plan = engine.runner, engine.core.plan
+    engine.close()
+    calls = [
+        lambda: runner.begin(plan),
+        lambda: runner.encode_batch_shared(plan),
+        lambda: runner.encode_token_fallback(plan, 0),
+        lambda: runner.end(plan),
+        lambda: runner.read_logits(plan, None),
+        lambda: runner.publish(plan),
+    ]
+    for call in calls:
+        with pytest.raises(ds4.BackendError, match="closed"):
+            call()
