@@ -25,7 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fallback", action="store_true", help="by the reference path, token by token")
     parser.add_argument("--half", action="store_true", help="float16 cache")
     parser.add_argument("--same", action="store_true", help="also token by token, and compare all bits")
-    parser.add_argument("--checks", action="store_true", help="trap misaligned access, wide shifts, array bounds (slower)")
+    parser.add_argument("--checks", action="store_true", help="trap misaligned access, wide shifts, array bounds")
     parser.add_argument("--order", type=int, default=0, help="turns of threads: 0 ascending, 1 descending, else a seed")
     parser.add_argument("--tree", type=Path, help="root of the source tree to test; default: this one")
     return parser.parse_args()

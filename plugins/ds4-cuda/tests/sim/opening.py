@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import build
 import driver
 from ds4_cuda import kernels, runner, weights
 from ds4_cuda.backend import CudaBackend
 
+import build
 import ds4
 
 
