@@ -1,7 +1,8 @@
-// Attention: what a row adds to the cache, its queries, and attention over window and compressed entries.
+// Attention: a row's queries, and attention over window and compressed entries.
 //
 // Keys are attended to in blocks of 64 visible rows, counted from the row's first visible one, so that the blocks of a
-// row depend on its position alone. Blocks run in parallel and are joined in ascending order.
+// row depend on its position alone. Blocks run in parallel and are joined in ascending order. The inexact mode attends on
+// tensor cores (attend8.cu), except with heads that are no multiple of 8.
 #include "matmul.cuh"
 
 enum { KEYS = 64, HEADS = 4 };
@@ -12,51 +13,18 @@ __device__ __forceinline__ float row_norm(const float *x, int n, float eps, floa
     return 1.0f / sqrtf(block_sum(squares, room) / (float)n + eps);
 }
 
-// grid rows, block 256, shared: head_dim floats. qr, the latent row (to the step buffers), ape on the compressors' gates.
-extern "C" __global__ void store_rows(const Run run, const Layer layer, int row0) {
-    extern __shared__ float kv[];
-    __shared__ float room[8];
-    const int row = row0 + blockIdx.x, dim = run.head_dim, n_pairs = run.rope_dim / 2;
-    if (row >= *run.n_rows) return;
-    const float *raw = run.qr_raw + (long long)row * run.q_lora, *kv_raw = run.kv + (long long)row * dim;
-    const float inverse = row_norm(raw, run.q_lora, run.rms_eps, room);
-    for (int k0 = 0; k0 < run.q_lora; k0 += blockDim.x * 8) {
-        const int k = k0 + threadIdx.x * 8;
-        const long long at = (long long)row * run.q_lora + k;
-        float v[8] = {};
-        for (int i = 0; i < 8 && k + i < run.q_lora; i++) {
-            v[i] = raw[k + i] * inverse * layer.vec[V_Q_A_NORM][k + i];
-            run.qr[at + i] = v[i];
-        }
-        if (run.int8) quantize8(v, run.qr_q, row, k, run.q_lora, k < run.q_lora && run.q_lora % 32 == 0);
-    }
-    const float kv_inverse = row_norm(kv_raw, dim, run.rms_eps, room);
-    for (int k = threadIdx.x; k < dim; k += blockDim.x) kv[k] = kv_raw[k] * kv_inverse * layer.vec[V_KV_NORM][k];
-    __syncthreads();
-    for (int i = threadIdx.x; i < n_pairs; i += blockDim.x)
-        rotate_pair(kv + dim - run.rope_dim, i, cos_of(run, layer, row)[i], sin_of(run, layer, row)[i]);
-    __syncthreads();
-    if (run.roundings) round_latent(kv, dim, dim - run.rope_dim);
-    uint8_t *to = layer.step_latent + (long long)row * dim * cache_bytes(run);
-    for (int k = threadIdx.x; k < dim; k += blockDim.x) store_cached(run, to, k, kv[k]);
-    if (!layer.ratio) return;
-    const int slot = run.pos[row] % layer.ratio, n = layer.comp_width, n_index = 2 * run.index_dim;
-    for (int k = threadIdx.x; k < n; k += blockDim.x)
-        layer.step_comp[(2LL * row + 1) * n + k] += layer.vec[V_COMP_APE][slot * n + k];
-    if (layer.ratio != CSA) return;
-    for (int k = threadIdx.x; k < n_index; k += blockDim.x)
-        layer.step_index_comp[(2LL * row + 1) * n_index + k] += layer.vec[V_IX_COMP_APE][slot * n_index + k];
-}
-
-// grid (rows, heads, then index heads), block 128, shared: head floats. Norm and rotation of queries, in place.
+// grid (rows, heads, then index heads), block 128, shared: head floats. Norm and rotation of queries, in place; of index
+// heads alone where attention runs on tensor cores.
 extern "C" __global__ void finish_queries(const Run run, const Layer layer, int row0) {
+    follow();
     extern __shared__ float head[];
     __shared__ float room[4];
     const int row = row0 + blockIdx.x;
     if (row >= *run.n_rows) return;
-    const bool is_index = blockIdx.y >= run.n_heads;
+    const int n_heads = attends8(run) ? 0 : run.n_heads;
+    const bool is_index = blockIdx.y >= n_heads;
     const int dim = is_index ? run.index_dim : run.head_dim, n_pairs = run.rope_dim / 2;
-    float *q = is_index ? run.iq + ((long long)row * run.index_heads + blockIdx.y - run.n_heads) * dim
+    float *q = is_index ? run.iq + ((long long)row * run.index_heads + blockIdx.y - n_heads) * dim
                         : run.q + ((long long)row * run.n_heads + blockIdx.y) * dim;
     const float inverse = is_index ? 1.0f : row_norm(q, dim, run.rms_eps, room);
     for (int k = threadIdx.x; k < dim; k += blockDim.x) head[k] = q[k] * inverse;
@@ -77,6 +45,7 @@ __device__ __forceinline__ float4 load_cached4(const Run &run, const uint8_t *ro
 
 // grid (rows, groups of 4 heads, key blocks), block 256. JD: 128-channel parts of a head.
 template <int JD> __device__ __forceinline__ void attend(const Run &run, const Layer &layer, int row0) {
+    follow();
     __shared__ const uint8_t *at[KEYS];
     __shared__ __align__(16) float score[KEYS][HEADS];
     const int row = row0 + blockIdx.x, h0 = blockIdx.y * HEADS, first = blockIdx.z * KEYS, dim = run.head_dim;
@@ -161,6 +130,7 @@ ATTEND(4)
 
 // grid (rows, heads), block 128, shared: head_dim floats. Joins the key blocks with the sink; rotates back; into run.q.
 extern "C" __global__ void join_blocks(const Run run, const Layer layer, int row0) {
+    follow();
     extern __shared__ __align__(16) float out[];
     const int row = row0 + blockIdx.x, head = blockIdx.y, dim = run.head_dim, n_pairs = run.rope_dim / 2;
     if (row >= *run.n_rows) return;
@@ -189,11 +159,4 @@ extern "C" __global__ void join_blocks(const Run run, const Layer layer, int row
     __syncthreads();
     const long long at = ((long long)row * run.n_heads + head) * dim;
     for (int c = threadIdx.x; c < dim; c += blockDim.x) run.q[at + c] = out[c];
-    if (!run.int8 || dim % 32) return;
-    for (int c0 = 0; c0 < dim; c0 += blockDim.x * 8) {
-        const int c = c0 + threadIdx.x * 8;
-        float v[8] = {};
-        if (c < dim) load8(out, c, dim, v);
-        quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, c < dim);
-    }
 }

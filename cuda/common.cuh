@@ -52,18 +52,6 @@ __device__ __forceinline__ const uint8_t *latent_at(const Run &run, const Layer 
     return slab_of(run, item) + layer.latent + (long long)(pos % run.ring) * bytes;
 }
 
-__device__ __forceinline__ const float *comp_at(const Run &run, const Layer &layer, int item, int pos) {
-    const int n = 2 * layer.comp_width, first = run.item_pos[item];
-    if (pos >= first) return layer.step_comp + (long long)(run.item_row[item] + pos - first) * n;
-    return (const float *)(slab_of(run, item) + layer.comp) + (long long)(pos % layer.comp_ring) * n;
-}
-
-__device__ __forceinline__ const float *index_comp_at(const Run &run, const Layer &layer, int item, int pos) {
-    const int n = 4 * run.index_dim, first = run.item_pos[item];
-    if (pos >= first) return layer.step_index_comp + (long long)(run.item_row[item] + pos - first) * n;
-    return (const float *)(slab_of(run, item) + layer.index_comp) + (long long)(pos % layer.comp_ring) * n;
-}
-
 __device__ __forceinline__ uint8_t *entry_slot(const Run &run, const Layer &layer, int item, int w, long long offset,
                                                int dim) {
     const int per_page = PAGE_TOKENS / layer.ratio, page = run.page_ids[run.page_start[item] + w / per_page];
@@ -105,6 +93,9 @@ __device__ __forceinline__ const uint8_t *visible_at(const Run &run, const Layer
     return entry_slot(run, layer, v.item, v.selected ? v.selected[t] : t, layer.entries, run.head_dim);
 }
 
+// Attention runs on tensor cores, which finishes its queries itself.
+__device__ __forceinline__ bool attends8(const Run &run) { return run.int8 && run.head_dim % 8 == 0; }
+
 // ---------------------------------------------------------------- rotation
 
 __device__ __forceinline__ const float *cos_of(const Run &run, const Layer &layer, int row) {
@@ -119,30 +110,6 @@ __device__ __forceinline__ void rotate_pair(float *tail, int i, float c, float s
     const float a = tail[2 * i], b = tail[2 * i + 1];
     tail[2 * i] = a * c - b * s;
     tail[2 * i + 1] = a * s + b * c;
-}
-
-// ---------------------------------------------------------------- streams
-
-__device__ __forceinline__ int parts_of(const Run &run) { return (run.hidden + 255) / 256; }
-
-// streams[i] = post[i] y + sum_j C[j, i] streams[j] for channel k of a row, and this part's sum of squares for the norm
-// of the next sub-layer. All 256 threads of a block call it; blockIdx.y is the part.
-__device__ __forceinline__ void update_channel(const Run &run, int row, int k, float y, float *room) {
-    const int n = run.n_streams;
-    const float *coef = run.coef + (long long)row * (2 + n) * n, *post = coef + n, *c = coef + 2 * n;
-    float squares = 0.0f;
-    if (k < run.hidden) {
-        float *streams = run.streams + (long long)row * n * run.hidden + k, old[8];
-        for (int j = 0; j < n; j++) old[j] = streams[(long long)j * run.hidden];
-        for (int i = 0; i < n; i++) {
-            float sum = post[i] * y;
-            for (int j = 0; j < n; j++) sum = fmaf(c[j * n + i], old[j], sum);
-            streams[(long long)i * run.hidden] = sum;
-            squares = fmaf(sum, sum, squares);
-        }
-    }
-    squares = block_sum(squares, room);
-    if (threadIdx.x == 0) run.squares[row * parts_of(run) + blockIdx.y] = squares;
 }
 
 // ---------------------------------------------------------------- the original engine's cache roundings

@@ -31,6 +31,14 @@ __device__ __forceinline__ float e8m0_half(uint32_t e) {  // half of 2^(e - 127)
     return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
 }
 
+// Where weight k of a row lies among tiles of 16 rows and n inputs: the tile, and row g or g + 8 (half) in it.
+struct TileAt {
+    long long tile;
+    int g, half;
+    __device__ __forceinline__ TileAt(const Mat &m, long long row, int k, int n)
+        : tile(row / 16 * (m.n_in / n) + k / n), g((int)(row % 8)), half((int)(row % 16 / 8)) {}
+};
+
 template <typename Fn> __device__ __forceinline__ void unpack(uint32_t lo, uint32_t hi, float base, Fn fn) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -67,25 +75,30 @@ template <int DT> __device__ __forceinline__ void decode8(const Mat &m, long lon
             }
         }
     } else if constexpr (DT == Q8_0) {
-        const uint2 v = *(const uint2 *)(m.q + row * m.n_in + k);
-        const float d = half_bits(((const unsigned short *)m.d)[row * (m.n_in / 32) + k / 32]);
+        const TileAt at(m, row, k, 32);
+        const uint2 v = *(const uint2 *)(m.q + at.tile * 512 + (at.g * 4 + k % 32 / 8) * 16 + at.half * 8);
+        const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
         unpack(v.x ^ 0x80808080u, v.y ^ 0x80808080u, BASE_S, [&](int i, float q) { w[i] = q * d; });
     } else if constexpr (DT == IQ2_XXS) {
-        const uint2 code = *(const uint2 *)(m.q + (row * (m.n_in / 32) + k / 32) * 8);
-        const float d = half_bits(((const unsigned short *)m.d)[row * (m.n_in / 256) + k / 256]);
-        const int g = k % 32 / 8;
-        const float a = d * (0.5f + (float)(code.y >> 28)) * 0.25f;
-        uint32_t sign = code.y >> 7 * g & 127;
+        const TileAt at(m, row, k, 256);
+        const unsigned short *words = (const unsigned short *)(m.q + at.tile * 1024 + at.half * 512 + at.g * 64) + k % 256 / 32;
+        const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
+        const uint32_t scale = words[0] >> 15 | words[8] >> 15 << 1 | words[16] >> 15 << 2 | words[24] >> 15 << 3;
+        const float a = d * (0.5f + (float)scale) * 0.25f;
+        const uint32_t word = words[k % 32];
+        uint32_t sign = word & 127;
         sign |= (__popc(sign) & 1) << 7;
-        const uint2 v = grid[code.x >> 8 * g & 255];
+        const uint2 v = grid[word >> 7 & 255];
         unpack(v.x, v.y, BASE_U, [&](int i, float q) {
             w[i] = __uint_as_float(__float_as_uint(a * q) ^ (sign << (31 - i) & 0x80000000u));
         });
     } else if constexpr (DT == Q2_K) {
-        const uint8_t *p = m.q + row * m.row_bytes + k / 256 * 84;
+        const TileAt at(m, row, k, 256);
         const int l = k % 256 / 8, shift = l % 16 / 4 * 2;
-        const uint32_t *v = (const uint32_t *)(p + 16 + l / 16 * 32 + l % 4 * 8);
-        const uint32_t s = p[l / 2], dd = *(const uint32_t *)(p + 80);
+        const uint32_t *v = (const uint32_t *)(m.q + at.tile * 1024 + at.half * 512 + (at.g * 4 + l % 4) * 16 + l / 16 * 8);
+        const uint8_t *scales = m.d + at.tile * 320;
+        const uint32_t s = scales[(at.g * 2 + l % 4 / 2) * 16 + at.half * 8 + l / 4];
+        const uint32_t dd = *(const uint32_t *)(scales + 256 + at.g * 8 + at.half * 4);
         const float a = half_bits(dd & 0xffffu) * (float)(s & 15), b = half_bits(dd >> 16) * (float)(s >> 4);
         unpack(v[0] >> shift & 0x03030303u, v[1] >> shift & 0x03030303u, BASE_U,
                [&](int i, float q) { w[i] = fmaf(a, q, -b); });
@@ -142,8 +155,11 @@ __device__ inline float decode1(const Mat &m, long long row, int k, const uint2 
     case F32: return ((const float *)p)[k];
     case F16: return half_bits(((const unsigned short *)p)[k]);
     case BF16: return __uint_as_float((uint32_t)((const unsigned short *)p)[k] << 16);
-    case Q8_0:
-        return (float)((const int8_t *)m.q)[row * m.n_in + k] * half_bits(((const unsigned short *)m.d)[row * (m.n_in / 32) + k / 32]);
+    case Q8_0: {
+        const TileAt at(m, row, k, 32);
+        const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
+        return (float)((const int8_t *)m.q)[at.tile * 512 + at.g * 64 + t / 8 * 16 + at.half * 8 + t % 8] * d;
+    }
     case Q4_0:
         p += k / 32 * 18;
         return half_bits(load_u16(p)) * (float)((t < 16 ? p[2 + t] & 15 : p[2 + t - 16] >> 4) - 8);
@@ -162,20 +178,24 @@ __device__ inline float decode1(const Mat &m, long long row, int k, const uint2 
         return half_bits(load_u16(p + 208)) * (float)((const int8_t *)p)[192 + k % 256 / 16] * (float)(q - 32);
     }
     case Q2_K: {
-        p += k / 256 * 84;
-        const int q = p[16 + k % 256 / 128 * 32 + t] >> k % 128 / 32 * 2 & 3, s = p[k % 256 / 16];
-        return fmaf(half_bits(load_u16(p + 80)) * (float)(s & 15), (float)q, -(half_bits(load_u16(p + 82)) * (float)(s >> 4)));
+        const TileAt at(m, row, k, 256);
+        const uint8_t *code = m.q + at.tile * 1024 + at.half * 512 + at.g * 64 + t / 8 * 16, *side = m.d + at.tile * 320;
+        const int q = code[k % 256 / 128 * 8 + t % 8] >> k % 128 / 32 * 2 & 3, s = side[at.g * 32 + t / 16 * 16 + at.half * 8 + j];
+        const uint8_t *d = side + 256 + at.g * 8 + at.half * 4;
+        return fmaf(half_bits(load_u16(d)) * (float)(s & 15), (float)q, -(half_bits(load_u16(d + 2)) * (float)(s >> 4)));
     }
     case IQ2_XXS: {
-        const uint8_t *code = m.q + (row * (m.n_in / 32) + k / 32) * 8;
-        const uint32_t bits = *(const uint32_t *)(code + 4);
-        const float d = half_bits(((const unsigned short *)m.d)[row * (m.n_in / 256) + k / 256]);
-        const float a = d * (0.5f + (float)(bits >> 28)) * 0.25f;
-        const int g = t / 8, i = t % 8;
-        uint32_t sign = bits >> 7 * g & 127;
+        const TileAt at(m, row, k, 256);
+        const unsigned short *words = (const unsigned short *)(m.q + at.tile * 1024 + at.half * 512 + at.g * 64) + j;
+        const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
+        int scale = 0;
+        for (int i = 0; i < 4; i++) scale |= words[8 * i] >> 15 << i;
+        const float a = d * (0.5f + (float)scale) * 0.25f;
+        const uint32_t word = words[t / 8 * 8];
+        uint32_t sign = word & 127;
         sign |= (__popc(sign) & 1) << 7;
-        const float value = a * (float)((const uint8_t *)(grid + code[g]))[i];
-        return sign >> i & 1 ? -value : value;
+        const float value = a * (float)((const uint8_t *)(grid + (word >> 7 & 255)))[t % 8];
+        return sign >> t % 8 & 1 ? -value : value;
     }
     default: {  // MXFP4
         p += k / 32 * 17;

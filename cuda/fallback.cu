@@ -1,39 +1,19 @@
 // The reference path: matrix products, index scores and attention of one row in plain loops, one weight at a time.
 //
-// It shares with the fast kernels the cache addresses, the small per-row operations (norms, rotation, routing) and the
+// Products that have a tensor-core kernel run that kernel on one row instead (reference.py), whose sums no plain loop
+// gives. The rest shares with the fast kernels the cache addresses, the small per-row operations (norms, rotation, routing) and the
 // order of every sum, so that both must give the same bits; tiles, planes, key blocks in parallel and experts grouped
 // by row are what it does without.
 #include "matmul.cuh"
 
-// One block of 32 weights on the int8 path, with plain products.
-template <int DT> __device__ inline float add_int8(const Mat &m, long long row, int k, const Quant &x, long long at, const uint2 *grid, float acc) {
-    const Codes c = decode_codes<DT>(m, row, k, grid, 1);
-    int sum[2] = {0, 0};
-    for (int i = 0; i < 32; i++) sum[i / 16] += (int)(int8_t)(c.w[i / 4] >> 8 * (i % 4)) * (int)x.q[at + k + i];
-    const float d = x.d[(at + k) / 32], s0 = x.s[(at + k) / 16], s1 = x.s[(at + k) / 16 + 1];
-    if (DT != Q2_K) {
-        acc = fmaf(c.a[0] * d, (float)(sum[0] + sum[1]), acc);
-        return DT == Q4_K ? fmaf(-c.b[0], s0 + s1, acc) : acc;
-    }
-    for (int h = 0; h < 2; h++) acc = fmaf(c.a[h] * d, (float)sum[h], acc);
-    return fmaf(-c.b[1], s1, fmaf(-c.b[0], s0, acc));
-}
-
-// The dot product as matmul.cuh defines it, by one warp. `at`: where the row begins in x and its int8 twin.
-__device__ inline float dot(const Run &run, const Mat &m, long long row, const float *x, const Quant &xq, long long at, int segment) {
+// The dot product as matmul.cuh defines it, by one warp.
+__device__ inline float dot(const Run &run, const Mat &m, long long row, const float *x, int segment) {
     float total = 0.0f;
-    const bool int8 = run.int8 && has_int8(m.dtype);
     for (int first = 0; first < m.n_in; first += segment) {
         const int end = min(first + segment, m.n_in);
         float acc = 0.0f;
-        for (int k = first + threadIdx.x % 32 * 8; k < end && !int8; k += 256)
-            for (int i = k; i < k + 8 && i < end; i++) acc = fmaf(decode1(m, row, i, run.grid), x[at + i], acc);
-        for (int k = first + threadIdx.x % 32 * 32; k < end && int8; k += 1024) {
-            if (m.dtype == Q8_0) acc = add_int8<Q8_0>(m, row, k, xq, at, run.grid, acc);
-            else if (m.dtype == Q4_K) acc = add_int8<Q4_K>(m, row, k, xq, at, run.grid, acc);
-            else if (m.dtype == Q2_K) acc = add_int8<Q2_K>(m, row, k, xq, at, run.grid, acc);
-            else acc = add_int8<IQ2_XXS>(m, row, k, xq, at, run.grid, acc);
-        }
+        for (int k = first + threadIdx.x % 32 * 8; k < end; k += 256)
+            for (int i = k; i < k + 8 && i < end; i++) acc = fmaf(decode1(m, row, i, run.grid), x[i], acc);
         acc = warp_sum(acc);
         total = first ? total + acc : acc;
     }
@@ -42,33 +22,37 @@ __device__ inline float dot(const Run &run, const Mat &m, long long row, const f
 
 // grid outputs, block 32. Job `i` of a launch, for row x_row of its input into row y_row of its output.
 extern "C" __global__ void product_simple(const Run run, const Jobs jobs, int i, int x_row, int y_row) {
+    follow();
     const Job &job = jobs.job[i];
-    const float v = dot(run, job.mat, job.first_row + blockIdx.x, job.x, job.xq, (long long)x_row * job.x_stride, jobs.segment);
+    const float v = dot(run, job.mat, job.first_row + blockIdx.x, job.x + (long long)x_row * job.x_stride, jobs.segment);
     if (threadIdx.x == 0) job.y[(long long)y_row * job.y_stride + blockIdx.x] = v;
 }
 
 // grid ffn_width, block 32. Slot n_used is the shared expert.
 extern "C" __global__ void gate_up_simple(const Run run, const Layer layer, int row, int slot, int segment) {
+    follow();
     const bool shared = slot == run.n_used;
-    const long long x = (long long)row * run.hidden;
+    const float *x = run.xn + (long long)row * run.hidden;
     const long long pair = shared ? (long long)run.max_rows * run.n_used + row : row * run.n_used + slot;
     const long long at = shared ? blockIdx.x : (long long)run.route[row * run.n_used + slot] * run.ffn_width + blockIdx.x;
-    const float gate = dot(run, layer.mat[shared ? M_GATE_SH : M_GATE_EXPS], at, run.xn, run.xn_q, x, segment);
-    const float up = dot(run, layer.mat[shared ? M_UP_SH : M_UP_EXPS], at, run.xn, run.xn_q, x, segment);
+    const float gate = dot(run, layer.mat[shared ? M_GATE_SH : M_GATE_EXPS], at, x, segment);
+    const float up = dot(run, layer.mat[shared ? M_UP_SH : M_UP_EXPS], at, x, segment);
     if (threadIdx.x == 0) run.act[pair * run.ffn_width + blockIdx.x] = swiglu(gate, up, layer.clamp);
 }
 
 // grid hidden, block 32.
 extern "C" __global__ void down_simple(const Run run, const Layer layer, int row, int slot, int segment) {
+    follow();
     const bool shared = slot == run.n_used;
     const long long pair = shared ? (long long)run.max_rows * run.n_used + row : row * run.n_used + slot;
     const long long at = shared ? blockIdx.x : (long long)run.route[row * run.n_used + slot] * run.hidden + blockIdx.x;
-    const float v = dot(run, layer.mat[shared ? M_DOWN_SH : M_DOWN_EXPS], at, run.act, run.act_q, pair * run.ffn_width, segment);
+    const float v = dot(run, layer.mat[shared ? M_DOWN_SH : M_DOWN_EXPS], at, run.act + pair * run.ffn_width, segment);
     if (threadIdx.x == 0) run.expert_out[pair * run.hidden + blockIdx.x] = v;
 }
 
 // One thread per entry.
 extern "C" __global__ void score_simple(const Run run, const Layer layer, int row) {
+    follow();
     const int w = blockIdx.x * blockDim.x + threadIdx.x, dim = run.index_dim, visible = (run.pos[row] + 1) / CSA;
     if (visible <= run.top_k || w >= visible) return;
     const uint8_t *key = entry_slot(run, layer, run.row_item[row], w, layer.index_keys, dim);
@@ -89,6 +73,7 @@ extern "C" __global__ void score_simple(const Run run, const Layer layer, int ro
 // grid heads, block 128. Queries in run.q become attention output in place. Scores lie in part_o, which has room for
 // them: a head's share of it is n_splits * head_dim floats.
 extern "C" __global__ void attend_simple(const Run run, const Layer layer, int row) {
+    follow();
     enum { KEYS = 64 };
     const int head = blockIdx.x, dim = run.head_dim, n_pairs = run.rope_dim / 2, lane = threadIdx.x % 32;
     extern __shared__ __align__(16) float out[];
@@ -133,11 +118,4 @@ extern "C" __global__ void attend_simple(const Run run, const Layer layer, int r
         rotate_pair(out + dim - run.rope_dim, i, cos_of(run, layer, row)[i], -sin_of(run, layer, row)[i]);
     __syncthreads();
     for (int c = threadIdx.x; c < dim; c += blockDim.x) q[c] = out[c];
-    if (!run.int8 || dim % 32) return;
-    for (int c0 = 0; c0 < dim; c0 += blockDim.x * 8) {
-        const int c = c0 + threadIdx.x * 8;
-        float v[8] = {};
-        if (c < dim) load8(out, c, dim, v);
-        quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, c < dim);
-    }
 }

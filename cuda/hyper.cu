@@ -1,128 +1,201 @@
-// Hyper-connections: mixing the streams into a sub-layer's input and its output back into them; embedding; output head.
-#include "matmul.cuh"
+// Hyper-connections, second half: from the sums of the parts to a sub-layer's input, and the coefficients of the way back.
+#include "hyper.cuh"
 
-// grid (rows, parts of hidden), block 256. A row's embedding into every stream, and the rotation of its position.
-extern "C" __global__ void start_rows(const Run run, int row0) {
-    __shared__ float room[8];
-    const int row = row0 + blockIdx.x, n_pairs = run.rope_dim / 2, k = blockIdx.y * blockDim.x + threadIdx.x;
-    if (row >= *run.n_rows) return;
+// ---------------------------------------------------------------- mixing
+
+// Sums of a row's parts in `total`, in runs of parts that depend on the model alone. All 256 threads.
+__device__ __forceinline__ void sum_parts(const Run &run, int row, float *room, float *total) {
+    const int n = values_of(run), n_runs = blockDim.x / n, parts = parts_of(run), length = (parts + n_runs - 1) / n_runs;
+    const int v = threadIdx.x % n, r = threadIdx.x / n, end = min(parts, (r + 1) * length);
+    const float *from = part_at(run, row, 0) + v;
+    float sum = 0.0f;
+    for (int p = r * length; p < end && r < n_runs; p += 16) {
+        float got[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) got[i] = p + i < end ? from[(long long)(p + i) * n] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; i++) sum += got[i];
+    }
+    room[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x < n) {
+        sum = room[threadIdx.x];
+        for (int i = 1; i < n_runs; i++) sum += room[i * n + threadIdx.x];
+        total[threadIdx.x] = sum;
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ float inverse_rms(float squares, int n, float eps) { return rsqrtf(squares / (float)n + eps); }
+
+// The norm of all streams together, which fn's result is multiplied with.
+template <int N> __device__ __forceinline__ float streams_norm(const Run &run, const float *products) {
+    float squares = products[0];
+    for (int i = 1; i < streams_of<N>(run); i++) squares += products[pair_of(i, i)];
+    return inverse_rms(squares, streams_of<N>(run) * run.hidden, run.rms_eps);
+}
+
+// What mixing reads of the model, ahead of follow().
+struct Mixing {
+    const float *norm;
+    float scale, base[MAX_STREAMS], w[8];  // w: norm of the thread's first octet
+};
+
+__device__ __forceinline__ Mixing mixing_of(const Run &run, const float *scale, const float *base, const float *norm, int slice) {
+    const int k = blockIdx.y * slice + threadIdx.x * 8;
+    Mixing m = {norm, scale[0]};
+#pragma unroll
+    for (int i = 0; i < MAX_STREAMS; i++) m.base[i] = i < run.n_streams ? base[i] : 0.0f;
+    if (k < run.hidden) load8(norm, k, run.hidden, m.w);
+    return m;
+}
+
+// The weights of the streams in x, and the norm of x. `total`: sums of the parts.
+template <int N> __device__ __forceinline__ float weigh(const Run &run, const Mixing &m, const float *total, float *pre) {
+    const float *products = total + n_coefs(run);
+    const float inverse = streams_norm<N>(run, products);
     float squares = 0.0f;
-    if (k < run.hidden) {
-        const float v = decode1(run.embedding, run.tokens[row], k, run.grid);
-        for (int i = 0; i < run.n_streams; i++) run.streams[((long long)row * run.n_streams + i) * run.hidden + k] = v;
-        squares = v * v * (float)run.n_streams;
+#pragma unroll
+    for (int i = 0; i < MAX_STREAMS; i++) {
+        if (i >= streams_of<N>(run)) break;
+        pre[i] = sigmoid(fmaf(total[i] * inverse, m.scale, m.base[i])) + run.hc_eps;
+#pragma unroll
+        for (int j = 0; j < i; j++) squares = fmaf(2.0f * pre[i] * pre[j], products[pair_of(i, j)], squares);
+        squares = fmaf(pre[i] * pre[i], products[pair_of(i, i)], squares);
     }
-    squares = block_sum(squares, room);
-    if (threadIdx.x == 0) run.squares[row * parts_of(run) + blockIdx.y] = squares;
-    for (int i = threadIdx.x; i < 2 * n_pairs && blockIdx.y == 0; i += blockDim.x) {
-        const int kind = i / n_pairs, pair = i % n_pairs;
-        const double angle = (double)run.pos[row] * run.freq[kind][pair];
-        const long long at = ((long long)kind * run.max_rows + row) * n_pairs + pair;
-        run.cosines[at] = (float)cos(angle);
-        run.sines[at] = (float)sin(angle);
+    return inverse_rms(fmaxf(squares, 0.0f), run.hidden, run.rms_eps);
+}
+
+template <int N> __device__ __forceinline__ void load_streams(const Run &run, const float *streams, int k, float (*v)[8]) {
+#pragma unroll
+    for (int j = 0; j < MAX_STREAMS; j++)
+        if (j < streams_of<N>(run)) load8(streams + j * run.hidden, k, run.hidden, v[j]);
+}
+
+__device__ __forceinline__ void store8(float *p, int k, int n, const float *v) {
+    if (n % 8 == 0) {
+        *(float4 *)(p + k) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4 *)(p + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        for (int i = 0; i < 8 && k + i < n; i++) p[k + i] = v[i];
     }
 }
 
-__device__ __forceinline__ float inverse_rms(float squares, int n, float eps) { return 1.0f / sqrtf(squares / (float)n + eps); }
-
-// The norm of a row's streams before `fn`, applied to fn's result; the sums of squares lie ready. Whole warps.
-__device__ __forceinline__ float streams_norm(const Run &run, int row) {
-    float total = 0.0f;
-    for (int i = threadIdx.x % 32; i < parts_of(run); i += 32) total += run.squares[row * parts_of(run) + i];
-    return inverse_rms(warp_sum(total), run.n_streams * run.hidden, run.rms_eps);
-}
-
-// x = sum of weighted streams; xn = rms(x) * norm, with its int8 twin. Eight channels per thread.
-__device__ __forceinline__ void mix(const Run &run, const float *streams, const float *weight, const float *norm, float *x,
-                                    float *xn, const Quant &q, long long row, float *room) {
-    float squares = 0.0f;
-    for (int k = threadIdx.x * 8; k < run.hidden; k += blockDim.x * 8) {
-        float sum[8], v[8];
-        load8(streams, k, run.hidden, v);
-        for (int i = 0; i < 8; i++) sum[i] = weight[0] * v[i];
-        for (int j = 1; j < run.n_streams; j++) {
-            load8(streams + (long long)j * run.hidden, k, run.hidden, v);
-            for (int i = 0; i < 8; i++) sum[i] = fmaf(weight[j], v[i], sum[i]);
-        }
-        for (int i = 0; i < 8 && k + i < run.hidden; i++) {
-            x[k + i] = sum[i];
-            squares = fmaf(sum[i], sum[i], squares);
-        }
-    }
-    const float inverse = inverse_rms(block_sum(squares, room), run.hidden, run.rms_eps);
-    for (int k0 = 0; k0 < run.hidden; k0 += blockDim.x * 8) {
-        const int k = k0 + threadIdx.x * 8;
-        float v[8] = {}, w[8];
-        if (k < run.hidden) {
-            load8(x, k, run.hidden, v);
-            load8(norm, k, run.hidden, w);
-            for (int i = 0; i < 8; i++) v[i] = v[i] * inverse * w[i];
-            for (int i = 0; i < 8 && k + i < run.hidden; i++) xn[k + i] = v[i];
-        }
-        if (run.int8) quantize8(v, q, row, k, run.hidden, k < run.hidden && run.hidden % 32 == 0);
-    }
-}
-
-// grid rows, block 512. z = fn @ streams -> coefficients; x, xn. is_ffn: which of the layer's two sub-layers.
-extern "C" __global__ void __launch_bounds__(512) mix_streams(const Run run, const Layer layer, int row0, int is_ffn) {
-    __shared__ float room[16], pre[8];
-    const int row = row0 + blockIdx.x, n = run.n_streams, n_z = (2 + n) * n;
-    if (row >= *run.n_rows) return;
+// xn[out] = rms(x) * norm for the channels [blockIdx.y * slice, + slice) of a row, with its int8 twin. Eight channels per
+// thread.
+template <int N>
+__device__ __forceinline__ void mix(const Run &run, Mixing &m, int row, int out, int slice, float *room, float *total) {
+    const int begin = blockIdx.y * slice, end = min(begin + slice, run.hidden), n = streams_of<N>(run);
     const float *streams = run.streams + (long long)row * n * run.hidden;
+    float v[MAX_STREAMS][8], pre[MAX_STREAMS];
+    int k = begin + threadIdx.x * 8;
+    if (k < end) load_streams<N>(run, streams, k, v);  // on their way while the parts are summed
+    sum_parts(run, row, room, total);
+    const float inverse = weigh<N>(run, m, total, pre);
+    for (; k - threadIdx.x % 32 * 8 < end; k += blockDim.x * 8) {  // whole warps, for the twins
+        if (k >= begin + blockDim.x * 8 && k < end) {
+            load_streams<N>(run, streams, k, v);
+            load8(m.norm, k, run.hidden, m.w);
+        }
+        float sum[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] = k < end ? pre[0] * v[0][i] : 0.0f;
+#pragma unroll
+        for (int j = 1; j < MAX_STREAMS; j++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (j < n && k < end) sum[i] = fmaf(pre[j], v[j][i], sum[i]);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] = k < end ? sum[i] * inverse * m.w[i] : 0.0f;
+        if (k < end) store8(run.xn + (long long)out * run.hidden, k, run.hidden, sum);
+        if (run.int8) quantize8(sum, run.xn_q, out, k, run.hidden, k < end && run.hidden % 32 == 0);
+    }
+}
+
+// ---------------------------------------------------------------- coefficients of the way back
+
+__device__ __forceinline__ void divide4(float &a, float &b, float &c, float &d, float eps) {
+    const float r = reciprocal((a + b) + (c + d) + eps);
+    a *= r, b *= r, c *= r, d *= r;
+}
+
+// Sinkhorn for four streams: every lane has the whole matrix, so that no step waits for a shuffle.
+__device__ __forceinline__ void sinkhorn4(float entry, int rounds, float eps, float *c) {
+    float m[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) m[i] = __shfl_sync(FULL, entry, i);
+    for (int round = 0; round < rounds; round++) {
+#pragma unroll
+        for (int i = 0; i < 16 && round > 0; i += 4) divide4(m[i], m[i + 1], m[i + 2], m[i + 3], eps);
+#pragma unroll
+        for (int j = 0; j < 4; j++) divide4(m[j], m[4 + j], m[8 + j], m[12 + j], eps);
+    }
+    if (threadIdx.x) return;
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) *(float4 *)(c + i) = make_float4(m[i], m[i + 1], m[i + 2], m[i + 3]);
+}
+
+// Places of a lane: entry (i, j) of C, in row-major order; spare lanes repeat entry 0.
+struct Entry {
+    int at, i, j;
+    float post_scale, post_base, scale, base;  // of the lane's post and entry, read ahead of follow()
+};
+
+__device__ __forceinline__ Entry entry_of(const Run &run, const float *scale, const float *base) {
+    const int n = run.n_streams, lane = threadIdx.x % 32, at = lane < n * n ? lane : 0;
+    return {at, at / n, at % n, scale[1], base[n + min(lane, n - 1)], scale[2], base[2 * n + at]};
+}
+
+// One warp: post and C of a row. One entry of C per lane, n * n <= 32; for four streams Sinkhorn goes its own way.
+__device__ __forceinline__ void write_coefs(const Run &run, const Entry &e, int row, const float *z) {
+    const int n = run.n_streams, lane = threadIdx.x, i = e.i, j = e.j;
+    const float inverse = streams_norm<0>(run, z + n_coefs(run));
+    float *coef = run.coef + (long long)row * n_coefs(run);
+    if (lane < n) coef[n + lane] = 2.0f * sigmoid(fmaf(z[n + lane] * inverse, e.post_scale, e.post_base));
+    float c = fmaf(z[2 * n + e.at] * inverse, e.scale, e.base), top = -INFINITY, sum = 0.0f;
+    for (int m = 0; m < n; m++) top = fmaxf(top, __shfl_sync(FULL, c, i * n + m));
+    c = expf(c - top);
+    for (int m = 0; m < n; m++) sum += __shfl_sync(FULL, c, i * n + m);
+    c = c / sum + run.hc_eps;
+    if (n == 4) return sinkhorn4(c, run.sinkhorn_iters, run.hc_eps, coef + 2 * n);
+    for (int half = 0; half < 2 * run.sinkhorn_iters - 1; half++) {  // columns, then (rows, columns) again and again
+        float total = 0.0f;
+        for (int m = 0; m < n; m++) total += __shfl_sync(FULL, c, half % 2 ? i * n + m : m * n + j);
+        c *= reciprocal(total + run.hc_eps);
+    }
+    if (lane < n * n) coef[2 * n + lane] = c;
+}
+
+// grid (rows, slices of the channels and one), block 256. The last block of a row writes the coefficients that
+// project_* needs: Sinkhorn takes as long as all the rest and nobody else waits for it. is_ffn: which sub-layer.
+extern "C" __global__ void __launch_bounds__(256) mix_streams(const Run run, const Layer layer, int row0, int is_ffn, int slice) {
+    __shared__ float room[256], total[64];
     const float *scale = layer.vec[is_ffn ? V_HC_FFN_SCALE : V_HC_ATTN_SCALE];
     const float *base = layer.vec[is_ffn ? V_HC_FFN_BASE : V_HC_ATTN_BASE];
-    if (threadIdx.x < 32) {  // one entry of C per lane; n * n <= 32
-        const float *z = run.z + (long long)row * n_z;
-        float *coef = run.coef + (long long)row * n_z;
-        const float inverse = streams_norm(run, row);
-        const int lane = threadIdx.x, at = lane < n * n ? lane : 0, i = at / n, j = at % n;
-        if (lane < n) {
-            const float p = sigmoid(z[lane] * inverse * scale[0] + base[lane]) + run.hc_eps;
-            pre[lane] = coef[lane] = p;
-            coef[n + lane] = 2.0f * sigmoid(z[n + lane] * inverse * scale[1] + base[n + lane]);
-        }
-        float c = z[2 * n + at] * inverse * scale[2] + base[2 * n + at], top = -INFINITY, sum = 0.0f;
-        for (int m = 0; m < n; m++) top = fmaxf(top, __shfl_sync(FULL, c, i * n + m));
-        c = expf(c - top);
-        for (int m = 0; m < n; m++) sum += __shfl_sync(FULL, c, i * n + m);
-        c = c / sum + run.hc_eps;
-        for (int half = 0; half < 2 * run.sinkhorn_iters - 1; half++) {  // columns, then (rows, columns) again and again
-            float total = c;
-            if (n == 4) {
-                const int step = half % 2 ? 1 : 4;
-                total += __shfl_xor_sync(FULL, total, step);
-                total += __shfl_xor_sync(FULL, total, 2 * step);
-            } else {
-                total = 0.0f;
-                for (int m = 0; m < n; m++) total += __shfl_sync(FULL, c, half % 2 ? i * n + m : m * n + j);
-            }
-            c = __fdividef(c, total + run.hc_eps);
-        }
-        if (lane < n * n) coef[2 * n + lane] = c;
+    const int row = row0 + blockIdx.x;
+    const bool is_there = row < *run.n_rows;
+    if (blockIdx.y + 1 < gridDim.y) {
+        Mixing m = mixing_of(run, scale, base, layer.vec[is_ffn ? V_FFN_NORM : V_ATTN_NORM], slice);
+        follow();
+        if (!is_there) return;
+        if (run.n_streams == 4) mix<4>(run, m, row, row, slice, room, total);
+        else mix<0>(run, m, row, row, slice, room, total);
+    } else {
+        const Entry e = entry_of(run, scale, base);
+        follow();
+        if (!is_there) return;
+        sum_parts(run, row, room, total);
+        if (threadIdx.x < 32) write_coefs(run, e, row, total);
     }
-    __syncthreads();
-    mix(run, streams, pre, layer.vec[is_ffn ? V_FFN_NORM : V_ATTN_NORM], run.x + (long long)row * run.hidden,
-        run.xn + (long long)row * run.hidden, run.xn_q, row, room);
 }
 
-// grid (rows, parts of hidden), block 256. The attention's output goes into the streams.
-extern "C" __global__ void update_streams(const Run run, int row0) {
-    __shared__ float room[8];
-    const int row = row0 + blockIdx.x, k = blockIdx.y * blockDim.x + threadIdx.x;
-    if (row >= *run.n_rows) return;
-    update_channel(run, row, k, k < run.hidden ? run.y[(long long)row * run.hidden + k] : 0.0f, room);
-}
-
-// grid logit rows, block 512. The same for the output head: logit row j -> x[j], xn[j].
-extern "C" __global__ void __launch_bounds__(512) mix_head(const Run run, int j0) {
-    __shared__ float room[16], weight[8];
-    const int j = j0 + blockIdx.x, n = run.n_streams;
-    if (j >= *run.n_logit_rows) return;
-    const float *streams = run.streams + (long long)run.logit_rows[j] * n * run.hidden;
-    const float inverse = streams_norm(run, run.logit_rows[j]);
-    if (threadIdx.x < n)
-        weight[threadIdx.x] = sigmoid(run.z[(long long)j * n + threadIdx.x] * inverse * run.output_hc_scale[0] +
-                                      run.output_hc_base[threadIdx.x]) + run.hc_eps;
-    __syncthreads();
-    mix(run, streams, weight, run.output_norm, run.x + (long long)j * run.hidden, run.xn + (long long)j * run.hidden, run.xn_q, j, room);
+// grid (logit rows, slices of the channels), block 256. The same for the output head: row logit_rows[j] -> xn[j].
+extern "C" __global__ void __launch_bounds__(256) mix_head(const Run run, int j0, int slice) {
+    __shared__ float room[256], total[64];
+    const int j = j0 + blockIdx.x, row = j < *run.n_logit_rows ? run.logit_rows[j] : -1;
+    Mixing m = mixing_of(run, run.output_hc_scale, run.output_hc_base, run.output_norm, slice);
+    follow();
+    if (row < 0) return;
+    if (run.n_streams == 4) mix<4>(run, m, row, j, slice, room, total);
+    else mix<0>(run, m, row, j, slice, room, total);
 }

@@ -5,25 +5,24 @@
 // runs several jobs of one dtype. Tiles are the fast axis, so that the tiles of a weight block share it in the L2 cache.
 #include "matmul.cuh"
 
-template <int DT, bool INT8, int ROWS, int WARPS, int NB>
+template <int DT, int ROWS, int WARPS, int NB>
 __device__ __forceinline__ void tile(const Job &job, const Jobs &jobs, int first_row, int n, int block, const uint2 *grid,
                                      float *part) {
     enum { V = ROWS * NB };
     const int warp = threadIdx.x / 32, n_segments = jobs.n_segments, per_group = min(n_segments, (int)WARPS), group = warp / per_group;
     const int out0 = block * jobs.loops * jobs.n_groups * ROWS, last = job.n_out - 1;
-    const Source from = {job.x, job.xq};
-    long long x[NB];
+    const float *x[NB];
 #pragma unroll
     for (int i = 0; i < NB; i++) {
         const int row = first_row + (i < n ? i : n - 1);
-        x[i] = (long long)(job.x_rows ? job.x_rows[row] : row) * job.x_stride;
+        x[i] = job.x + (long long)(job.x_rows ? job.x_rows[row] : row) * job.x_stride;
     }
     for (int loop = 0; loop < jobs.loops; loop++) {
         const int set = loop * jobs.n_groups + group, out = out0 + set * ROWS;
         for (int s = warp % per_group; s < n_segments; s += WARPS) {
             const int first = s * jobs.segment, end = min(first + jobs.segment, job.mat.n_in);
             const long long row = job.first_row + min(out, last);
-            partial<DT, INT8, ROWS, NB>(job.mat, job.mat, row, row + ROWS / 2, job.first_row + last, from, x, first, end, grid,
+            partial<DT, ROWS, NB>(job.mat, job.mat, row, row + ROWS / 2, job.first_row + last, x, first, end, grid,
                                         part + (set * n_segments + s) * V);
         }
     }
@@ -38,34 +37,31 @@ __device__ __forceinline__ void tile(const Job &job, const Jobs &jobs, int first
     }
 }
 
-template <int DT, bool INT8, int ROWS, int WARPS> __device__ __forceinline__ void product(const Run &run, const Jobs &jobs) {
+template <int DT, int ROWS, int WARPS> __device__ __forceinline__ void product(const Run &run, const Jobs &jobs) {
     __shared__ float part[PARTS];
-    __shared__ uint2 grid[DT == IQ2_XXS ? 256 * GRID_COPIES : 1];
+    __shared__ uint2 grid[DT == IQ2_XXS ? 256 : 1];
+    follow();
     const int first_row = blockIdx.x * TILE, n = min(*jobs.count - first_row, (int)TILE);
     if (n <= 0) return;
-    if constexpr (DT == IQ2_XXS) load_grid(run.grid, grid, INT8 ? GRID_COPIES : 1);
+    if constexpr (DT == IQ2_XXS) load_grid(run.grid, grid);
     int j = 0;
     while (j + 1 < jobs.n_jobs && blockIdx.y >= jobs.job[j + 1].first_block) j++;
     const Job &job = jobs.job[j];
     const int block = blockIdx.y - job.first_block;
-    if (n == 1) tile<DT, INT8, ROWS, WARPS, 1>(job, jobs, first_row, n, block, grid, part);
-    else if (n == 2) tile<DT, INT8, ROWS, WARPS, 2>(job, jobs, first_row, n, block, grid, part);
-    else if (n <= 4) tile<DT, INT8, ROWS, WARPS, 4>(job, jobs, first_row, n, block, grid, part);
-    else tile<DT, INT8, ROWS, WARPS, 8>(job, jobs, first_row, n, block, grid, part);
+    if (n == 1) tile<DT, ROWS, WARPS, 1>(job, jobs, first_row, n, block, grid, part);
+    else if (n == 2) tile<DT, ROWS, WARPS, 2>(job, jobs, first_row, n, block, grid, part);
+    else if (n <= 4) tile<DT, ROWS, WARPS, 4>(job, jobs, first_row, n, block, grid, part);
+    else tile<DT, ROWS, WARPS, 8>(job, jobs, first_row, n, block, grid, part);
 }
 
 #define PRODUCT(NAME)                                                                                  \
     extern "C" __global__ void __launch_bounds__(256) product_##NAME(const Run run, const Jobs jobs) { \
-        product<NAME, false, 4, 8>(run, jobs);                                                               \
-    }
-#define PRODUCT8(NAME)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) product8_##NAME(const Run run, const Jobs jobs) { \
-        product<NAME, true, 4, 8>(run, jobs);                                                                 \
+        product<NAME, 4, 8>(run, jobs);                                                               \
     }
 // For the few outputs of the hyper-connections: one output row per warp and up to 16 warps, so that many blocks share them.
 #define PRODUCT1(NAME)                                                                                  \
     extern "C" __global__ void __launch_bounds__(512) product1_##NAME(const Run run, const Jobs jobs) { \
-        product<NAME, false, 1, 16>(run, jobs);                                                         \
+        product<NAME, 1, 16>(run, jobs);                                                         \
     }
 PRODUCT1(F32)
 PRODUCT1(F16)
@@ -81,29 +77,3 @@ PRODUCT(Q6_K)
 PRODUCT(Q2_K)
 PRODUCT(IQ2_XXS)
 PRODUCT(MXFP4)
-PRODUCT8(Q8_0)
-PRODUCT8(Q4_K)
-PRODUCT8(Q2_K)
-PRODUCT8(IQ2_XXS)
-
-// grid (rows, parts of 1024), block 128. int8 twin of n elements of rows that are n apart (n a multiple of 32).
-extern "C" __global__ void quantize_rows(const Run run, const float *x, int8_t *q, float *d, float *s, int row0, int n) {
-    const int row = row0 + blockIdx.x, k = blockIdx.y * 1024 + threadIdx.x * 8;
-    if (row >= *run.n_rows) return;
-    const long long at = (long long)row * n + k;
-    const Quant to = {q, d, s};
-    float v[8] = {};
-    if (k < n) load8(x + at, 0, 8, v);
-    quantize8(v, to, row, k, n, k < n);
-}
-
-// grid (rows, experts and the shared one, parts of 1024), block 128.
-extern "C" __global__ void quantize_act(const Run run, int row0) {
-    const int row = row0 + blockIdx.x, k = blockIdx.z * 1024 + threadIdx.x * 8, slot = blockIdx.y;
-    if (row >= *run.n_rows) return;
-    const long long pair = slot < run.n_used ? (long long)row * run.n_used + slot : (long long)run.max_rows * run.n_used + row;
-    const long long at = pair * run.ffn_width + k;
-    float v[8] = {};
-    if (k < run.ffn_width) load8(run.act + at, 0, 8, v);
-    quantize8(v, run.act_q, pair, k, run.ffn_width, k < run.ffn_width);
-}

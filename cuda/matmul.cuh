@@ -7,6 +7,7 @@
 // How many weight rows and activation rows a warp works on at a time changes no sum. Small counts are template
 // arguments, chosen inside the kernel, so that one launch serves one row and many.
 #pragma once
+#include "decode.cuh"
 #include "int8.cuh"
 
 enum { TILE = 8 };  // activation rows per tile
@@ -74,31 +75,18 @@ template <int COUNT> __device__ __forceinline__ void reduce_to(float *v, float *
     for (int i = 0; i < Left<COUNT>::value; i++) out[index + i] = v[i];  // lanes that share a value write the same
 }
 
-__device__ __forceinline__ void load_grid(const uint2 *from, uint2 *to, int copies) {
-    for (int i = threadIdx.x; i < 256 * copies; i += blockDim.x) to[i] = from[i / copies];
+__device__ __forceinline__ void load_grid(const uint2 *from, uint2 *to) {
+    for (int i = threadIdx.x; i < 256; i += blockDim.x) to[i] = from[i];
     __syncthreads();
 }
 
-// Where activation rows come from: element offsets into a float buffer and its int8 twin.
-struct Source {
-    const float *x;
-    Quant q;
-};
-
 // Sums of one segment of NB activation rows with R / 2 weight rows of `m` from `row` on and as many of `m2` from `row2`,
 // lanes added up, into out[r * NB + n]. Rows beyond `last` repeat it (unused).
-template <int DT, bool INT8, int R, int NB>
-__device__ __forceinline__ void partial(const Mat &m, const Mat &m2, long long row, long long row2, long long last, const Source &from,
-                                        const long long *x, int first, int end, const uint2 *grid, float *out) {
+template <int DT, int R, int NB>
+__device__ __forceinline__ void partial(const Mat &m, const Mat &m2, long long row, long long row2, long long last, const float *const *x,
+                                        int first, int end, const uint2 *grid, float *out) {
     float acc[R][NB] = {};
-    if constexpr (INT8) {
-        dot_segment8<DT, R, NB>(m, m2, row, row2, last, from.q, x, first, end, grid, acc);
-    } else {
-        const float *rows[NB];
-#pragma unroll
-        for (int n = 0; n < NB; n++) rows[n] = from.x + x[n];
-        dot_segment<DT, R, NB>(m, m2, row, row2, last, rows, first, end, grid, acc);
-    }
+    dot_segment<DT, R, NB>(m, m2, row, row2, last, x, first, end, grid, acc);
     reduce_to<R * NB>(&acc[0][0], out);
 }
 

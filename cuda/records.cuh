@@ -4,13 +4,13 @@
 // close; everything that changes from step to step is read from device memory (`Run.plan`), so that a captured graph
 // can be replayed. All fields are 4 or 8 bytes in an order that leaves no padding.
 #pragma once
-#include <stdint.h>
+#include "integers.cuh"
 
 enum { SLIDING = 0, CSA = 4, HCA = 128, PAGE_TOKENS = 256 };
 enum Dtype { F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q2_K, IQ2_XXS, MXFP4 };
 
-// A matrix, row-major, experts stacked. Q8_0 and IQ2_XXS are split into two planes of the same total size: `q` the
-// codes, `d` the float16 block scales. All other dtypes are as in the file (`row_bytes` each) and have no `d`.
+// A matrix, experts stacked. Q8_0, Q2_K and IQ2_XXS lie in tiles of 16 rows (repack.cu), in two planes: `q` the codes, `d`
+// the scales. All other dtypes are as in the file, row-major (`row_bytes` each), and have no `d`.
 struct Mat {
     const uint8_t *q, *d;
     int n_in, n_out, dtype, row_bytes;
@@ -36,10 +36,15 @@ struct Layer {
     Mat mat[N_MATS];
 };
 
-// int8 copies of a float buffer, element for element: codes, one scale per 32, scale times sum of codes per 16.
+// Twins of a float buffer for tensor cores, laid out as int8.cuh says; null where no matrix reads them. For Q8_0: codes q
+// and a scale d per 32 channels. For the other quantised dtypes: codes kq, a scale kd per 256 and the sums ks of 16 codes.
+// For F16: halves h.
 struct Quant {
     int8_t *q;
-    float *d, *s;
+    float *d;
+    int8_t *kq;
+    float *kd, *ks;
+    uint16_t *h;
 };
 
 struct Run {
@@ -55,11 +60,12 @@ struct Run {
     long long slab_bytes, page_bytes;
     const double *freq[2];  // [rope_dim / 2]: sliding layers, compressed layers
     const uint2 *grid;      // IQ2_XXS magnitudes, 8 bytes for each of 256 indices
+    const uint32_t *tables;  // its selectors of magnitudes (256) and of signs (128), a nibble per weight
     // work buffers
     float *streams;       // [max_rows, n_streams, hidden]
-    float *z;             // [max_rows, (2 + n) * n]
-    float *coef;          // the same: pre, post, C
-    float *x, *xn, *y;    // [max_rows, hidden]: sub-layer input before and after its norm, output
+    float *part_z;        // [max_rows, parts of 64 channels, (2 + n) * n + n * (n + 1) / 2]: sums for the next sub-layer
+    float *coef;          // [max_rows, (2 + n) * n]: unused, post, C
+    float *xn, *y;        // [max_rows, hidden]: sub-layer input after its norm, output
     float *qr_raw, *qr;   // [max_rows, q_lora]
     float *kv;            // [max_rows, head_dim]
     float *q;             // [max_rows, n_heads, head_dim]: queries, then attention output
@@ -69,6 +75,7 @@ struct Run {
     float *router;        // [max_rows, n_experts]
     float *route_weight;  // [max_rows, n_used]
     float *act;           // [max_rows * (n_used + 1), ffn_width]: pair row * n_used + slot; the shared expert's behind
+    float *gate, *up;     // [max_rows, ffn_width]: of the shared expert, where they are products like any other
     float *expert_out;    // [max_rows * (n_used + 1), hidden]
     float *part_o;        // [attend_rows, n_splits, n_heads, head_dim]: attention of one key block
     float *part_ml;       // [attend_rows, n_splits, n_heads, 2]: its largest score and its sum
@@ -78,7 +85,6 @@ struct Run {
     int *selected;        // [max_rows, top_k]
     int *pairs;           // [max_rows * n_used]: pair numbers grouped by expert
     int *tiles;           // [1 + 3 * tiles]: count, then (expert, first, n) each
-    float *squares;       // [max_rows, parts of 256 channels]: sums of squares of the streams
     Quant xn_q, qr_q, q_q, low_q, act_q;
     const float *output_hc_scale, *output_hc_base, *output_norm;
     Mat embedding, output, output_hc;
@@ -99,6 +105,9 @@ struct Jobs {
     Job job[MAX_JOBS];
     const int *count;  // rows of this step
     int n_jobs, n_segments, segment, n_groups, loops, unused;  // segment: inputs per warp; groups per block, and turns
+    // Tensor-core products: n_groups tiles of 16 outputs at a time, segments shared by `loops` warps; blocks from n_first on
+    // are of F16 jobs; count null: only `row`.
+    int row, n_first, n_blocks, more;
 };
 
 #ifdef DS4_RUN_BYTES  // given by ds4_cuda.kernels: the sizes of the records as the host writes them

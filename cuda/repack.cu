@@ -1,22 +1,64 @@
-// After upload: file blocks become two planes, so that lanes load neighbouring aligned words. Same total size.
+// After upload: the blocks of a file go where tensor.cuh's lanes take them. Same total size (rows padded to 16).
+//
+// A tile is 16 rows by one block of 32 (Q8_0) or 256 inputs; lane 4 g + t has rows g and g + 8 and in every 32 inputs the
+// eight from 8 t on. Per tile:
+//     Q8_0     codes 512: [lane][row g: 8 bytes, row g + 8: 8 bytes];  scales 32: [g][row g, row g + 8] halves
+//     IQ2_XXS  codes 1024: [row g, row g + 8][lane][8 blocks of 32]: 16 bits, seven signs, a grid index and bit t of the
+//              block's scale;  scales 32 as above
+//     Q2_K     codes 1024: [row g, row g + 8][lane][inputs < 128, the others][8 bytes];  then per tile 320:
+//              [g][sub-block even, odd][row g: 8 bytes of scale and minimum, row g + 8: 8 bytes], [g][row g, row g + 8] d, dmin
 #include "common.cuh"
 
-// 34-byte blocks: codes [n_blocks, 32] and scales [n_blocks]; first_block: where this piece of the tensor begins.
-extern "C" __global__ void repack_q8_0(const uint8_t *from, uint8_t *q, uint8_t *d, long long first_block, long long n_blocks) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n_blocks * 17; i += (long long)gridDim.x * blockDim.x) {
-        const long long block = i / 17, part = i % 17;
-        const unsigned short v = ((const unsigned short *)from)[i];
-        if (part == 0) ((unsigned short *)d)[first_block + block] = v;
-        else ((unsigned short *)q)[(first_block + block) * 16 + part - 1] = v;
-    }
+struct Place {
+    long long tile;
+    int g, half;
+    __device__ __forceinline__ Place(long long block, long long per_row)
+        : tile(block / per_row / 16 * per_row + block % per_row), g(block / per_row % 8), half(block / per_row % 16 / 8) {}
+};
+
+// Calls fn(block in this piece, part, place) for n_parts parts of every block. first: where this piece of the tensor begins.
+template <typename Fn> __device__ __forceinline__ void each_part(long long first, long long n_blocks, long long per_row, int n_parts, Fn fn) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n_blocks * n_parts; i += (long long)gridDim.x * blockDim.x)
+        fn(i / n_parts, (int)(i % n_parts), Place(first + i / n_parts, per_row));
 }
 
-// 66-byte blocks: codes [n_blocks, 64 bytes] and scales [n_blocks].
-extern "C" __global__ void repack_iq2_xxs(const uint8_t *from, uint8_t *q, uint8_t *d, long long first_block, long long n_blocks) {
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n_blocks * 33; i += (long long)gridDim.x * blockDim.x) {
-        const long long block = i / 33, part = i % 33;
-        const unsigned short v = ((const unsigned short *)from)[i];
-        if (part == 0) ((unsigned short *)d)[first_block + block] = v;
-        else ((unsigned short *)q)[(first_block + block) * 32 + part - 1] = v;
-    }
+__device__ __forceinline__ uint32_t read32(const uint8_t *p) {  // two bytes aligned
+    return *(const unsigned short *)p | (uint32_t)*(const unsigned short *)(p + 2) << 16;
+}
+
+extern "C" __global__ void repack_q8_0(const uint8_t *from, uint8_t *q, uint8_t *d, long long first, long long n_blocks, long long per_row) {
+    each_part(first, n_blocks, per_row, 5, [&](long long block, int part, const Place &at) {
+        const uint8_t *p = from + block * 34;
+        if (part == 4) ((unsigned short *)d)[at.tile * 16 + at.g * 2 + at.half] = *(const unsigned short *)p;
+        else *(uint2 *)(q + at.tile * 512 + (at.g * 4 + part) * 16 + at.half * 8) = make_uint2(read32(p + 2 + 8 * part), read32(p + 6 + 8 * part));
+    });
+}
+
+extern "C" __global__ void repack_iq2_xxs(const uint8_t *from, uint8_t *q, uint8_t *d, long long first, long long n_blocks, long long per_row) {
+    each_part(first, n_blocks, per_row, 9, [&](long long block, int part, const Place &at) {
+        const uint8_t *p = from + block * 66;
+        if (part == 8) {
+            ((unsigned short *)d)[at.tile * 16 + at.g * 2 + at.half] = *(const unsigned short *)p;
+            return;
+        }
+        const uint32_t index = read32(p + 2 + 8 * part), bits = read32(p + 6 + 8 * part);
+        unsigned short *to = (unsigned short *)(q + at.tile * 1024 + at.half * 512 + at.g * 64) + part;
+        for (int t = 0; t < 4; t++)
+            to[8 * t] = (unsigned short)((bits >> 7 * t & 127) | (index >> 8 * t & 255) << 7 | (bits >> (28 + t) & 1) << 15);
+    });
+}
+
+extern "C" __global__ void repack_q2_k(const uint8_t *from, uint8_t *q, uint8_t *d, long long first, long long n_blocks, long long per_row) {
+    each_part(first, n_blocks, per_row, 11, [&](long long block, int part, const Place &at) {
+        const uint8_t *p = from + block * 84;
+        uint8_t *side = d + at.tile * 320;
+        if (part < 8) {
+            const uint32_t *v = (const uint32_t *)(p + 16 + 8 * part);  // part: half of 128 inputs, t
+            *(uint2 *)(q + at.tile * 1024 + at.half * 512 + (at.g * 4 + part % 4) * 16 + part / 4 * 8) = make_uint2(v[0], v[1]);
+        } else if (part < 10) {
+            for (int j = 0; j < 8; j++) side[(at.g * 2 + part - 8) * 16 + at.half * 8 + j] = p[2 * j + part - 8];
+        } else {
+            *(uint32_t *)(side + 256 + at.g * 8 + at.half * 4) = *(const uint32_t *)(p + 80);
+        }
+    });
 }

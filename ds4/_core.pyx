@@ -11,6 +11,7 @@ marks; the engine's lock, taken around a whole step, is what keeps two steps off
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
 from libc.math cimport INFINITY, exp, isfinite, isnan, log
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy, memmove
@@ -49,8 +50,14 @@ from ds4.snapshot import SessionState, require_same
 
 __all__ = ["DecodeItem", "EngineCore", "KVCache", "Session", "StepPlan", "SyncResult"]
 
+cdef extern from "Python.h":  # with borrowed references, so that looking does not count
+    PyObject *PyList_GET_ITEM(object, Py_ssize_t)
+    Py_ssize_t Py_REFCNT(PyObject *)
+
 cdef enum:
     PAGE = 256
+    KEPT_BLOCKS = 3  # logits: the last step's, this one's, and one that a user holds on to
+    KEPT_BLOCK_BYTES = 64 << 20
 
 if PAGE != PAGE_TOKENS:
     raise ImportError("ds4._core was built for another page size than ds4.backend.layout; build it again")

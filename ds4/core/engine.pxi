@@ -21,6 +21,7 @@ cdef class EngineCore:
     cdef readonly int context
     cdef readonly int max_rows
     cdef readonly int rewind
+    cdef list blocks  # of logits, see logits_block
     cdef readonly bint closed
     cdef readonly bint lost
     cdef readonly str last_path
@@ -40,6 +41,7 @@ cdef class EngineCore:
         self.last_path = self.path = ""
         self.cache = KVCache(sessions, pages)
         self.plan = StepPlan(max_rows, sessions, sessions * pages_for(context))
+        self.blocks = []
         self.lock = threading.Lock()
         self.pid = getpid()
 
@@ -324,7 +326,7 @@ cdef class EngineCore:
             call = "end"
             runner.end(plan)
             call = "read_logits"
-            block = np.empty((plan.n_logit_rows, self.vocab), np.float32)
+            block = self.logits_block(plan.n_logit_rows)
             runner.read_logits(plan, block)
             call = "publish"
             interrupt = publish(runner, plan)
@@ -333,6 +335,19 @@ cdef class EngineCore:
             raise
         self.last_path = self.path
         return block, interrupt
+
+    cdef object logits_block(self, int n):
+        """float32 [n, vocab], not set. A block that nobody looks at any more is used again: fresh memory costs more than
+        the copy into it."""
+        cdef int i
+        for i in range(len(self.blocks)):
+            if self.blocks[i].shape[0] >= n and Py_REFCNT(PyList_GET_ITEM(self.blocks, i)) == 1:
+                return self.blocks[i][:n]
+        block = np.empty((n, self.vocab), np.float32)
+        if 0 < block.nbytes <= KEPT_BLOCK_BYTES:
+            self.blocks.append(block)
+            del self.blocks[:-KEPT_BLOCKS]
+        return block[:n]
 
     cdef int abort(self, object exc, str call) except -1:
         """Tell the runner, then raise the error as what it is to the caller (or return, to re-raise it)."""

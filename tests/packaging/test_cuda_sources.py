@@ -41,6 +41,15 @@ def test_sources_compile(kernels, source: Path, arch: str) -> None:
     assert compiler.compile(source, arch)[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize(
+    "source", [path for path in SOURCES if path.stem in ("quantize", "select", "store")], ids=lambda path: path.stem
+)
+def test_sources_compile_with_nvrtc(kernels, source: Path) -> None:
+    """Without the toolkit's headers: what NVRTC lacks is in integers.cuh."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings with NVRTC")
+    assert kernels.Nvrtc(nvrtc).compile(source, "90")[:4] == b"\x7fELF"
+
+
 def test_the_wheel_contains_the_kernels(tmp_path: Path) -> None:
     copy = tmp_path / "tree"
     shutil.copytree(

@@ -24,6 +24,8 @@ from ds4_cuda.work import make_plan
 
 MAX_STREAMS = 5  # the matrix C of the streams is worked on by one warp, an entry per lane
 MAX_HEAD = 512
+MAX_EXPERTS = 512  # a warp routes a row, 16 experts to a lane
+MAX_USED = 32
 MAX_SHARED = 48 * 1024
 
 
@@ -35,14 +37,21 @@ def check_shape(model: Any) -> None:
     problems = {
         "compress_ratios": set(shape.ratios) - {SLIDING, CSA, HCA} and "must be 0, 4 or 128",
         "hyper_connection.count": not 1 <= shape.n_streams <= MAX_STREAMS and f"must be 1 to {MAX_STREAMS}",
+        "embedding_length": shape.hidden % 2 and "must be even",
         "attention.key_length": (shape.head_dim % 4 or shape.head_dim > MAX_HEAD)
         and f"must be a multiple of 4, at most {MAX_HEAD}",
         "rope.dimension_count": (shape.rope_dim % 2 or shape.rope_dim > shape.head_dim)
         and "must be even and within a head",
         "output_group_count": shape.n_heads % shape.o_groups and "must divide head_count",
-        "expert_count": 8 * shape.n_experts > MAX_SHARED and "is too large",
+        "expert_count": shape.n_experts > MAX_EXPERTS and f"must be at most {MAX_EXPERTS}",
+        "expert_used_count": shape.n_experts_used > MAX_USED and f"must be at most {MAX_USED}",
         "attention.indexer": csa
-        and (shape.index_dim % 4 or shape.index_dim < shape.rope_dim or shape.index_heads > 256 or index > MAX_SHARED)
+        and (
+            shape.index_dim % 4
+            or not shape.rope_dim <= shape.index_dim <= MAX_HEAD
+            or shape.index_heads > 256
+            or index > MAX_SHARED
+        )
         and "has sizes that the kernels do not take",
     }
     for where, problem in problems.items():

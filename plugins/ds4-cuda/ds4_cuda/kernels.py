@@ -19,37 +19,42 @@ from typing import Any
 
 from ds4.plugin import BackendError
 from ds4_cuda.records import DTYPES, INT8_DTYPES, NARROW_DTYPES, RECORD_SIZES
+from ds4_cuda.tensor import Gpu, is_large
 
 OPTIONS = ("-O3", "-fmad=false", "--std=c++17")
 """No contraction: fused operations are written where they are meant, so every kernel rounds alike."""
 
 SIGNATURES: Mapping[str, tuple[str, str]] = {
-    "start_rows": ("hyper", "Ri"),
-    "mix_streams": ("hyper", "RLii"),
-    "update_streams": ("hyper", "Ri"),
-    "mix_head": ("hyper", "Ri"),
-    "store_rows": ("attention", "RLi"),
+    **{f"project_{before}": ("project", "RMii") for before in ("start", "attention", "experts")},
+    "mix_streams": ("hyper", "RLiii"),
+    "mix_head": ("hyper", "Rii"),
+    "store_rows": ("store", "RLi"),
     "finish_queries": ("attention", "RLi"),
     **{f"attend_{parts}": ("attention", "RLi") for parts in (1, 2, 3, 4)},
     "join_blocks": ("attention", "RLi"),
-    "complete_entries": ("compressor", "RLi"),
+    **{f"attend8_{heads}": ("attend8", "RLi") for heads in ("16", "32", "all")},
+    "join8": ("attend8", "RLi"),
     "score_entries": ("indexer", "RLi"),
-    "select_entries": ("indexer", "Ri"),
+    "score8": ("indexer", "RLi"),
+    "select_entries": ("select", "Ri"),
     **{f"product_{dtype}": ("matmul", "RJ") for dtype in DTYPES},
-    **{f"product8_{dtype}": ("matmul", "RJ") for dtype in INT8_DTYPES},
+    **{f"product8_{tiles}_{dtype}": ("product8", "RJ") for tiles in (1, 2, 4, 8) for dtype in INT8_DTYPES},
     **{f"product1_{dtype}": ("matmul", "RJ") for dtype in NARROW_DTYPES},
-    "quantize_rows": ("matmul", "RPPPPii"),
-    "quantize_act": ("matmul", "Ri"),
+    "quantize_low": ("quantize", "Ri"),
+    "quantize_act": ("quantize", "RLii"),
     "route_rows": ("moe", "RLi"),
-    "group_pairs": ("moe", "R"),
+    "route_group": ("moe", "RLi"),
+    "group_pairs": ("moe", "Ri"),
     **{f"gate_up_{dtype}": ("experts", "RLiiiii") for dtype in DTYPES},
     **{f"down_{dtype}": ("experts", "RLiiiii") for dtype in DTYPES},
-    **{f"gate_up8_{dtype}": ("experts8", "RLiiiii") for dtype in INT8_DTYPES},
-    **{f"down8_{dtype}": ("experts8", "RLiiiii") for dtype in INT8_DTYPES},
-    "combine_experts": ("moe", "Ri"),
+    **{
+        f"{kind}8_{tiles}_{dtype}": ("experts8", "RLiiiiiii")
+        for kind in ("gate_up", "down")
+        for tiles in (0, 1, 2, 4, 8)
+        for dtype in INT8_DTYPES
+    },
     "publish_rows": ("publish", "RP"),
-    "repack_q8_0": ("repack", "PPPqq"),
-    "repack_iq2_xxs": ("repack", "PPPqq"),
+    **{name: ("repack", "PPPqqq") for name in ("repack_q8_0", "repack_iq2_xxs", "repack_q2_k")},
     "product_simple": ("fallback", "RJiii"),
     "gate_up_simple": ("fallback", "RLiii"),
     "down_simple": ("fallback", "RLiii"),
@@ -64,6 +69,13 @@ RECORDS = {"R": "Run", "L": "Layer", "M": "Mat", "J": "Jobs"}
 def argument_format(parameters: str) -> str:
     """The struct format of a kernel's parameters."""
     return "".join(f"{RECORD_SIZES[RECORDS[p]]}s" if p in RECORDS else p for p in parameters)
+
+
+def argument_offsets(name: str) -> list[int]:
+    """Where each parameter begins in a kernel's packed arguments."""
+    parameters = SIGNATURES[name][1]
+    ends = (struct.calcsize(argument_format(parameters[: i + 1])) for i in range(len(parameters)))
+    return [end - struct.calcsize(argument_format(p)) for end, p in zip(ends, parameters, strict=True)]
 
 
 def pack_arguments(name: str, *values: Any) -> bytes:
@@ -92,8 +104,14 @@ def find_nvcc() -> str | None:
     return next((path for path in paths if path and os.access(path, os.X_OK)), None)
 
 
-def defines() -> list[str]:
-    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()]
+STATIC_SHARED = 1024
+"""Bytes of shared memory that no kernel's fixed part exceeds where it also asks for a variable one near the limit."""
+
+
+def defines(arch: str = "90") -> list[str]:
+    """What the sources are told: the sizes of the records and of rings."""
+    gpu = Gpu(is_large=is_large(arch))
+    return [f"-DDS4_{name.upper()}_BYTES={size}" for name, size in RECORD_SIZES.items()] + [f"-DDS4_RING={gpu.ring}"]
 
 
 class Nvcc:
@@ -104,7 +122,7 @@ class Nvcc:
     def compile(self, source: Path, arch: str) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out.cubin"
-            command = [self.path, "-cubin", f"-arch=sm_{arch}", *OPTIONS, *defines(), "-o", str(out), str(source)]
+            command = [self.path, "-cubin", f"-arch=sm_{arch}", *OPTIONS, *defines(arch), "-o", str(out), str(source)]
             done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
             if done.returncode:
                 raise BackendError(f"nvcc cannot compile {source.name}: {done.stderr.strip()[-2000:]}", backend="cuda")
@@ -121,7 +139,7 @@ class Nvrtc:
     def compile(self, source: Path, arch: str) -> bytes:
         api = self.api
         program = self._ok(api.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, None, None))
-        options = [f"--gpu-architecture=sm_{arch}", *OPTIONS[1:], *defines()]
+        options = [f"--gpu-architecture=sm_{arch}", *OPTIONS[1:], *defines(arch)]
         options += [f"-I{folder}" for folder in (source.parent, *include_folders())]
         (status,) = api.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
         if int(status):
@@ -170,7 +188,7 @@ def compile_all(arch: str, folder: Path | None = None) -> dict[str, bytes]:
     """Compiled code by source file name, for example arch "90". Read from the cache where it is there."""
     sources = source_folder()
     compiler = find_compiler()
-    digest = hashlib.sha256(repr((arch, OPTIONS, RECORD_SIZES, compiler.version)).encode())
+    digest = hashlib.sha256(repr((arch, OPTIONS, defines(arch), compiler.version)).encode())
     for file in sorted(sources.glob("*.cu*")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     cache = (folder or cache_folder()) / digest.hexdigest()[:32]
@@ -200,16 +218,58 @@ def _keep(path: Path, code: bytes) -> None:
 
 
 class Kernels:
-    """The loaded functions, by name. Made and used on the device's owner thread."""
+    """The loaded functions, by name. Made and used on the device's owner thread.
 
-    def __init__(self, driver: Any, arch: str) -> None:
-        self.modules = {name: driver.module_from_buffer(code) for name, code in compile_all(arch).items()}
+    `api` is cuda.bindings.driver where launches go through cuLaunchKernelEx: pycuda does not give a function's handle
+    away, so the same code is then loaded into the same context a second time, for `handles`.
+    """
+
+    def __init__(self, driver: Any, arch: str, api: Any = None) -> None:
+        code = compile_all(arch)
+        self.modules = {name: driver.module_from_buffer(data) for name, data in code.items()}
         self.functions: dict[str, Any] = {}
+        self.handles: dict[str, Any] = {}
+        self._api = api
+        self._loaded: dict[str, Any] = {}
+        room = shared_room(driver)
         for name, (file, parameters) in SIGNATURES.items():
             function = self.modules[file].get_function(name)
             # Arguments travel as one packed block: launches are packed once and replayed many times.
             function.prepare([f"{struct.calcsize(argument_format(parameters))}s"])
+            attributes = driver.function_attribute
+            static = function.get_attribute(attributes.SHARED_SIZE_BYTES)
+            function.set_attribute(attributes.MAX_DYNAMIC_SHARED_SIZE_BYTES, room - static)
             self.functions[name] = function
+            if api is not None:
+                self.handles[name] = self._handle(name, code[file], room - static)
+
+    def _handle(self, name: str, code: bytes, dynamic: int) -> Any:
+        api, file = self._api, SIGNATURES[name][0]
+        if file not in self._loaded:
+            self._loaded[file] = take(api.cuModuleLoadData(code))
+        function = take(api.cuModuleGetFunction(self._loaded[file], name.encode()))
+        attribute = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        take(api.cuFuncSetAttribute(function, attribute, dynamic))
+        return function
 
     def __getitem__(self, name: str) -> Any:
         return self.functions[name]
+
+    def close(self) -> None:
+        """Unload what cuda.bindings loaded; pycuda's modules go with their objects."""
+        for module in self._loaded.values():
+            take(self._api.cuModuleUnload(module))
+        self._loaded.clear()
+        self.handles.clear()
+
+
+def shared_room(driver: Any) -> int:
+    """Bytes of shared memory that a block may ask for. More than 48 KB must be allowed function by function."""
+    return int(driver.Context.get_device().get_attribute(driver.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN))
+
+
+def take(answer: tuple[Any, ...]) -> Any:
+    """What a call of cuda.bindings.driver gave. Raises BackendError when the driver refused it."""
+    if int(answer[0]):
+        raise BackendError(f"the CUDA driver refused an operation: {answer[0]}", backend="cuda")
+    return answer[1] if len(answer) > 1 else None

@@ -1,7 +1,7 @@
 """The order of a step's kernel launches, with their grids and arguments. Knows the algorithm, runs nothing.
 
-A launch is (kernel, grid, block, shared bytes, packed arguments). Grids are for a bucket of rows, so that one list
-serves every step of that bucket: kernels read the true counts from the step's arrays and surplus blocks return.
+Grids are for a bucket of rows, so that one list serves every step of that bucket: kernels read the true counts from the
+step's arrays and surplus blocks return.
 """
 
 from __future__ import annotations
@@ -10,21 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ds4.plugin import CSA, HCA, SLIDING, ModelShape
-from ds4_cuda.kernels import pack_arguments
-from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, NARROW_DTYPES, record
-from ds4_cuda.work import KEYS, TILE, ceil, max_tiles, max_visible
+from ds4.plugin import CSA, HCA, SLIDING
+from ds4_cuda import tensor
+from ds4_cuda.products import ENOUGH_BLOCKS, Launch, Products
+from ds4_cuda.work import FEW_ROWS, KEYS, KEYS8, PART, ceil, max_visible
 
-PRODUCT_ROWS, GATE_UP_ROWS, DOWN_ROWS = 4, 2, 4  # weight rows per warp; as in the kernels
-
-
-@dataclass(frozen=True)
-class Launch:
-    name: str
-    grid: tuple[int, ...]
-    block: int
-    shared: int
-    arguments: bytes
+SLICES = 4  # of a window's rows; as in store.cu
 
 
 @dataclass(frozen=True)
@@ -45,245 +36,98 @@ def bucket_of(n_rows: int, n_logit_rows: int, n_tokens: int, max_rows: int, cont
     return Bucket(min(power_above(n_rows), max_rows), logits, min(max(power_above(n_tokens), 256), context))
 
 
-def segments(n_in: int) -> tuple[int, int, int]:
-    """(segments of K, inputs per segment, output groups per block): functions of the matrix alone."""
-    segment = 1024 * ceil(n_in, 32 * 1024)
-    n = ceil(n_in, segment)
-    return n, segment, max(1, 8 // n)
-
-
-NARROW = 64  # outputs of a matrix for which a warp works on one output row alone
-ENOUGH_BLOCKS = 528  # 132 multiprocessors, four blocks each: fewer blocks than this are not made fewer still
-NO_TWIN = (0, 0, 0)
-
-
-def turns(n_blocks: int, n_segments: int) -> int:
-    """Sets of output rows that a block takes in turn: saves block starts where there are many. Changes no sum."""
-    return 1 if n_segments > 8 else min(8, max(1, n_blocks // ENOUGH_BLOCKS))
-
-
-def warps(n_segments: int, n_groups: int) -> int:
-    return min(n_segments, 8) * n_groups
-
-
-@dataclass(frozen=True)
-class Product:
-    """y = mat[first_row : first_row + n_out] @ x, for one Job."""
-
-    mat: Any
-    x: int
-    quant: Any  # the int8 twin of x: addresses of codes, scales, sums
-    y: int
-    x_stride: int
-    y_stride: int
-    first_row: int = 0
-    n_out: int = 0
-    x_rows: int = 0
-
-    @property
-    def rows(self) -> int:
-        return self.n_out or int(self.mat["n_out"])
-
-
-class Sequence:
-    """Launch lists of one opened model. `run` is the Run record, `layers` the Layer records."""
-
-    def __init__(self, shape: ModelShape, run: Any, layers: list[Any]) -> None:
-        self.shape, self.run, self.layers = shape, run, layers
-        self.run_bytes = run.tobytes()
-        self.layer_bytes = [layer.tobytes() for layer in layers]
-
-    # ------------------------------------------------------------ products
-
-    def _jobs(self, count: int, products: list[Product]) -> Iterator[tuple[str, int, int, bytes]]:
-        """(kernel, blocks of outputs, warps, Jobs) for products of one number of inputs, grouped by dtype."""
-        for dtype in sorted({int(p.mat["dtype"]) for p in products}):
-            same = [p for p in products if int(p.mat["dtype"]) == dtype]
-            for first in range(0, len(same), MAX_JOBS):
-                yield self._job_set(count, same[first : first + MAX_JOBS], DTYPES[dtype])
-
-    def _job_set(self, count: int, products: list[Product], dtype: str) -> tuple[str, int, int, bytes]:
-        n, segment, groups = segments(int(products[0].mat["n_in"]))
-        is_narrow = dtype in NARROW_DTYPES and sum(p.rows for p in products) <= NARROW
-        groups, most_warps = (max(1, 16 // n), 16) if is_narrow else (groups, 8)
-        rows = groups * (1 if is_narrow else PRODUCT_ROWS)
-        loops = turns(sum(ceil(p.rows, rows) for p in products), n)
-        jobs = record(
-            JOBS, count=count, n_jobs=len(products), n_segments=n, segment=segment, n_groups=groups, loops=loops
-        )
-        block = 0
-        for i, p in enumerate(products):
-            job = jobs["job"][i]
-            job["mat"], job["x"], job["xq"], job["y"], job["x_rows"] = p.mat, p.x, p.quant, p.y, p.x_rows
-            job["x_stride"], job["y_stride"], job["first_row"] = p.x_stride, p.y_stride, p.first_row
-            job["n_out"], job["first_block"] = p.rows, block
-            block += ceil(p.rows, rows * loops)
-        name = f"product{'1' if is_narrow else self._path(dtype)}_{dtype}"
-        return name, block, min(n, most_warps) * groups, jobs.tobytes()
-
-    def _path(self, dtype: str) -> str:
-        return "8" if self.run["int8"] and dtype in INT8_DTYPES else ""
-
-    def _multiply(self, n_rows: int, products: list[Product], count: int | None = None) -> Iterator[Launch]:
-        where = int(self.run["n_rows"]) if count is None else count
-        for name, blocks, n_warps, jobs in self._jobs(where, products):
-            arguments = pack_arguments(name, self.run_bytes, jobs)
-            yield Launch(name, (ceil(n_rows, TILE), blocks), 32 * n_warps, 0, arguments)
-
-    def reference_jobs(self, product: Product) -> bytes:
-        """A Jobs record of one product, for the reference path."""
-        return self._job_set(0, [product], DTYPES[int(product.mat["dtype"])])[3]
-
-    def _twin(self, name: str, offset: int = 0) -> tuple[int, int, int]:
-        """The int8 twin of a work buffer, from element `offset` on."""
-        q, d, s = (int(at) for at in self.run[f"{name}_q"].tolist())
-        return (q + offset, d + offset // 32 * 4, s + offset // 16 * 4) if self.run["int8"] else NO_TWIN
-
-    def mat(self, layer: int, suffix: str) -> Any:
-        return self.layers[layer]["mat"][LAYER_MATS.index(suffix)]
-
-    def stream_product(self, layer: int, suffix: str) -> list[Product]:
-        shape, run = self.shape, self.run
-        n = shape.n_streams
-        return [
-            Product(self.mat(layer, suffix), int(run["streams"]), NO_TWIN, int(run["z"]), n * shape.hidden, (2 + n) * n)
-        ]
-
-    def input_products(self, layer: int) -> list[Product]:
-        """Everything that multiplies the attention's input."""
-        shape, run, rec = self.shape, self.run, self.layers[layer]
-        xn = int(run["xn"])
-
-        def to(suffix: str, y: int, y_stride: int) -> Product:
-            return Product(self.mat(layer, suffix), xn, self._twin("xn"), y, shape.hidden, y_stride)
-
-        products = [
-            to("attn_q_a.weight", int(run["qr_raw"]), shape.q_lora),
-            to("attn_kv.weight", int(run["kv"]), shape.head_dim),
-        ]
-        if shape.ratios[layer] != SLIDING:
-            width, comp = shape.comp_width(layer), int(rec["step_comp"])
-            products.append(to("attn_compressor_kv.weight", comp, 2 * width))
-            products.append(to("attn_compressor_gate.weight", comp + 4 * width, 2 * width))
-        if shape.ratios[layer] == CSA:
-            width, comp = 2 * shape.index_dim, int(rec["step_index_comp"])
-            products.append(to("indexer_compressor_kv.weight", comp, 2 * width))
-            products.append(to("indexer_compressor_gate.weight", comp + 4 * width, 2 * width))
-            products.append(to("indexer.proj.weight", int(run["ia"]), shape.index_heads))
-        return products
-
-    def query_products(self, layer: int, with_index: bool) -> list[Product]:
-        shape, run = self.shape, self.run
-        n_q, n_iq = shape.n_heads * shape.head_dim, shape.index_heads * shape.index_dim
-        products = [
-            Product(
-                self.mat(layer, "attn_q_b.weight"), int(run["qr"]), self._twin("qr"), int(run["q"]), shape.q_lora, n_q
-            )
-        ]
-        if with_index:
-            mat = self.mat(layer, "indexer.attn_q_b.weight")
-            products.append(Product(mat, int(run["qr"]), self._twin("qr"), int(run["iq"]), shape.q_lora, n_iq))
-        return products
-
-    def group_products(self, layer: int) -> list[Product]:
-        """Heads in order, n_heads / o_groups to a group; each group has its own rows of the first matrix."""
-        shape, run = self.shape, self.run
-        n_in, n_all = shape.n_heads // shape.o_groups * shape.head_dim, shape.n_heads * shape.head_dim
-        mat, low = self.mat(layer, "attn_output_a.weight"), shape.o_groups * shape.o_lora
-        return [
-            Product(
-                mat,
-                int(run["q"]) + 4 * g * n_in,
-                self._twin("q", g * n_in),
-                int(run["low"]) + 4 * g * shape.o_lora,
-                n_all,
-                low,
-                g * shape.o_lora,
-                shape.o_lora,
-            )
-            for g in range(shape.o_groups)
-        ]
-
-    def output_product(self, layer: int) -> list[Product]:
-        shape, run = self.shape, self.run
-        low = shape.o_groups * shape.o_lora
-        mat = self.mat(layer, "attn_output_b.weight")
-        return [Product(mat, int(run["low"]), self._twin("low"), int(run["y"]), low, shape.hidden)]
-
-    def router_product(self, layer: int) -> list[Product]:
-        shape, run = self.shape, self.run
-        mat = self.mat(layer, "ffn_gate_inp.weight")
-        return [Product(mat, int(run["xn"]), self._twin("xn"), int(run["router"]), shape.hidden, shape.n_experts)]
-
-    def head_products(self) -> tuple[Product, Product]:
-        """The head's stream weights (rows picked through logit_rows), and the logits."""
-        shape, run = self.shape, self.run
-        n = shape.n_streams
-        weights = Product(
-            run["output_hc"],
-            int(run["streams"]),
-            NO_TWIN,
-            int(run["z"]),
-            n * shape.hidden,
-            n,
-            x_rows=int(run["logit_rows"]),
-        )
-        return weights, Product(
-            run["output"], int(run["xn"]), self._twin("xn"), int(run["logits"]), shape.hidden, shape.vocab
-        )
+class Sequence(Products):
+    """Launch lists of one opened model."""
 
     # ------------------------------------------------------------ small operations, for the rows [row0, row0 + n)
 
-    def _small(self, name: str, grid: tuple[int, ...], block: int, *values: Any, shared: int = 0) -> Launch:
-        return Launch(name, grid, block, shared, pack_arguments(name, self.run_bytes, *values))
+    def _project(self, before: str, fn: Any, row0: int, n: int) -> Launch:
+        """Streams after `before`, and the sums that the sub-layer of `fn` needs."""
+        tile = min(max(n // 4, 1), 32)  # enough blocks for a GPU; many rows share the weights that a block has read
+        parts = ceil(self.shape.hidden, PART) + (before == "start")
+        shared = 4 * PART * self.shape.n_streams * (int(fn["n_out"]) + 8)
+        return self.small(f"project_{before}", (ceil(n, tile), parts), 256, fn.tobytes(), row0, tile, shared=shared)
 
     def start(self, row0: int, n: int) -> Launch:
-        return self._small("start_rows", (n, ceil(self.shape.hidden, 256)), 256, row0)
+        return self._project("start", self.mat(0, "hc_attn_fn.weight"), row0, n)
+
+    def update(self, layer: int, row0: int, n: int) -> Launch:
+        """The attention's output goes into the streams."""
+        return self._project("attention", self.mat(layer, "hc_ffn_fn.weight"), row0, n)
+
+    def combine(self, layer: int, row0: int, n: int) -> Launch:
+        """The experts' outputs are added up and go into the streams."""
+        last = layer + 1 == self.shape.n_layers
+        fn = self.run["output_hc"] if last else self.mat(layer + 1, "hc_attn_fn.weight")
+        return self._project("experts", fn, row0, n)
+
+    def _slices(self, n: int) -> tuple[int, int]:
+        """(number, channels) of the slices of a row that blocks mix: many of them for few rows. Changes no sum."""
+        hidden = self.shape.hidden
+        channels = 256 * ceil(hidden, 256 * max(1, ENOUGH_BLOCKS // (2 * n) - 1))  # two blocks per multiprocessor
+        return ceil(hidden, channels), channels
 
     def mix(self, layer: int, row0: int, n: int, is_ffn: int) -> Launch:
-        return self._small("mix_streams", (n,), 512, self.layer_bytes[layer], row0, is_ffn)
-
-    def store(self, layer: int, row0: int, n: int) -> Iterator[Launch]:
-        shape, rec = self.shape, self.layer_bytes[layer]
-        yield self._small("store_rows", (n,), 256, rec, row0, shared=4 * shape.head_dim)
-        if shape.ratios[layer] != SLIDING:
-            kinds, room = 1 + (shape.ratios[layer] == CSA), 4 * max(shape.head_dim, shape.index_dim)
-            yield self._small("complete_entries", (n, kinds), 256, rec, row0, shared=room)
-
-    def finish_queries(self, layer: int, row0: int, n: int, with_index: bool) -> Launch:
-        shape = self.shape
-        heads, room = shape.n_heads + with_index * shape.index_heads, 4 * max(shape.head_dim, shape.index_dim)
-        return self._small("finish_queries", (n, heads), 128, self.layer_bytes[layer], row0, shared=room)
-
-    def select(self, row0: int, n: int) -> Launch:
-        return self._small("select_entries", (n,), 1024, row0)
-
-    def update(self, row0: int, n: int) -> Launch:
-        return self._small("update_streams", (n, ceil(self.shape.hidden, 256)), 256, row0)
-
-    def route(self, layer: int, row0: int, n: int) -> Launch:
-        return self._small("route_rows", (n,), 256, self.layer_bytes[layer], row0, shared=8 * self.shape.n_experts)
-
-    def combine(self, row0: int, n: int) -> Launch:
-        return self._small("combine_experts", (n, ceil(self.shape.hidden, 256)), 256, row0)
-
-    def quantize_low(self, row0: int, n: int) -> Iterator[Launch]:
-        n_in, run = self.shape.o_groups * self.shape.o_lora, self.run
-        if run["int8"] and n_in % 32 == 0:  # else no quantised matrix reads it
-            values = (int(run["low"]), *self._twin("low"), row0, n_in)
-            yield self._small("quantize_rows", (n, ceil(n_in, 1024)), 128, *values)
-
-    def quantize_act(self, row0: int, n: int) -> Iterator[Launch]:
-        shape = self.shape
-        if self.run["int8"] and shape.ffn_width % 32 == 0:
-            grid = (n, shape.n_experts_used + 1, ceil(shape.ffn_width, 1024))
-            yield self._small("quantize_act", grid, 128, row0)
+        count, channels = self._slices(n)
+        return self.small("mix_streams", (n, count + 1), 256, self.layer_bytes[layer], row0, is_ffn, channels)
 
     def mix_head(self, j0: int, n: int) -> Launch:
-        return self._small("mix_head", (n,), 512, j0)
+        count, channels = self._slices(n)
+        return self.small("mix_head", (n, count), 256, j0, channels)
+
+    def store(self, layer: int, row0: int, n: int) -> Launch:
+        """qr, latent rows, and the entries and index keys of rows that end a window."""
+        shape, ratio = self.shape, self.shape.ratios[layer]
+        roles, room = 2, shape.head_dim
+        if ratio != SLIDING:
+            roles = 4 if ratio == CSA else 3
+            room = (1 + 3 * SLICES) * max(shape.head_dim, shape.index_dim)
+        return self.small("store_rows", (n, roles), 512, self.layer_bytes[layer], row0, shared=4 * room)
+
+    @property
+    def attends_on_tensor_cores(self) -> bool:
+        """As attends8 in common.cuh."""
+        return bool(self.run["int8"]) and self.shape.head_dim % 8 == 0
+
+    def finish_queries(self, layer: int, row0: int, n: int, with_index: bool) -> Iterator[Launch]:
+        """Attention on tensor cores finishes its own queries."""
+        shape = self.shape
+        heads = (0 if self.attends_on_tensor_cores else shape.n_heads) + with_index * shape.index_heads
+        if heads:
+            room = 4 * max(shape.head_dim, shape.index_dim)
+            yield self.small("finish_queries", (n, heads), 128, self.layer_bytes[layer], row0, shared=room)
+
+    def select(self, row0: int, n: int) -> Launch:
+        return self.small("select_entries", (n,), 1024, row0)
+
+    def route(self, layer: int, row0: int, n: int) -> Launch:
+        warps = min(n, 8)
+        return self.small("route_rows", (ceil(n, warps),), 32 * warps, self.layer_bytes[layer], row0)
+
+    def route_and_group(self, layer: int, n: int, tile: int) -> Iterator[Launch]:
+        """Choice of experts for all rows, and tiles of at most `tile` pairs of one expert."""
+        shape = self.shape
+        if n <= FEW_ROWS:
+            room = 8 * n * shape.n_experts_used
+            yield self.small("route_group", (1,), 32 * n, self.layer_bytes[layer], tile, shared=room)
+        else:
+            yield self.route(layer, 0, n)
+            yield self.small("group_pairs", (1,), 1024, tile, shared=4 * shape.n_experts)
+
+    def quantize_low(self, row0: int, n: int) -> Iterator[Launch]:
+        n_in = self.shape.o_groups * self.shape.o_lora
+        if any(self._twin("low")) and n_in % 32 == 0:
+            yield self.small("quantize_low", (n, ceil(n_in, 1024)), 128, row0)
+
+    def quantize_act(self, layer: int, row0: int, n: int) -> Iterator[Launch]:
+        shape = self.shape
+        if any(self._twin("act")) and shape.ffn_width % 32 == 0:
+            grid = (n, shape.n_experts_used + 1, ceil(shape.ffn_width, 1024))
+            is_raw = bool(self.shared_products(layer))
+            yield self.small("quantize_act", grid, 128, self.layer_bytes[layer], row0, is_raw)
 
     def publish(self, n_rows: int, layers: int) -> Launch:
-        return self._small("publish_rows", (n_rows, self.shape.n_layers), 256, layers)
+        return self.small("publish_rows", (n_rows, self.shape.n_layers), 256, layers)
 
     # ------------------------------------------------------------ the shared path
 
@@ -297,73 +141,86 @@ class Sequence:
             yield from self._experts(layer, bucket)
         n = bucket.n_logit_rows
         if n:
-            weights, logits = self.head_products()
-            count = int(self.run["n_logit_rows"])
-            yield from self._multiply(n, [weights], count)
             yield self.mix_head(0, n)
-            yield from self._multiply(n, [logits], count)
+            yield from self.multiply(n, [self.head_product()], int(self.run["n_logit_rows"]))
 
     def _attention(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         n, with_index = bucket.n_rows, self.needs_index(layer, bucket.n_tokens)
-        yield from self._multiply(n, self.stream_product(layer, "hc_attn_fn.weight"))
         yield self.mix(layer, 0, n, 0)
-        yield from self._multiply(n, self.input_products(layer))
-        yield from self.store(layer, 0, n)
-        yield from self._multiply(n, self.query_products(layer, with_index))
-        yield self.finish_queries(layer, 0, n, with_index)
+        yield from self.multiply(n, self.input_products(layer))
+        yield self.store(layer, 0, n)
+        yield from self.multiply(n, self.query_products(layer, with_index))
+        yield from self.finish_queries(layer, 0, n, with_index)
         if with_index:
-            yield self._score(layer, n, bucket.n_tokens)
+            yield self.score(layer, 0, n, bucket.n_tokens)
             yield self.select(0, n)
         yield from self._attend(layer, bucket)
-        yield from self._multiply(n, self.group_products(layer))
+        yield from self.multiply(n, self.group_products(layer))
         yield from self.quantize_low(0, n)
-        yield from self._multiply(n, self.output_product(layer))
-        yield self.update(0, n)
+        yield from self.multiply(n, self.output_product(layer))
+        yield self.update(layer, 0, n)
 
-    def _score(self, layer: int, n_rows: int, n_tokens: int) -> Launch:
-        shape = self.shape
-        threads = 64 * ceil(shape.index_heads, 16)
-        shared = 4 * (shape.index_heads * shape.index_dim + threads)
-        grid = (n_rows, ceil(n_tokens // CSA, 64))
-        return self._small("score_entries", grid, threads, self.layer_bytes[layer], 0, shared=shared)
+    @property
+    def scores_on_tensor_cores(self) -> bool:
+        return bool(self.run["int8"]) and self.shape.index_dim <= 128 and self.shape.index_heads <= 128
+
+    def score(self, layer: int, row0: int, n: int, n_tokens: int) -> Launch:
+        """Index scores; a reference row has this kernel only where tensor cores compute them."""
+        shape, rec, groups = self.shape, self.layer_bytes[layer], ceil(self.shape.index_heads, 16)
+        if self.scores_on_tensor_cores:  # enough blocks for the GPU: those of many entries share a row's queries
+            blocks = min(ceil(n_tokens // CSA, 8), ceil(4 * self.gpu.multiprocessors, n))
+            return self.small("score8", (n, blocks), 32 * groups, rec, row0)
+        shared = 4 * (shape.index_heads * shape.index_dim + 64 * groups)
+        grid = (n, ceil(n_tokens // CSA, 64))
+        return self.small("score_entries", grid, 64 * groups, rec, row0, shared=shared)
+
+    def _visible(self, layer: int, n_tokens: int) -> int:
+        """Most rows that one row of this layer attends to."""
+        shape, ratio = self.shape, self.shape.ratios[layer]
+        visible = min(n_tokens, shape.window)
+        if ratio == CSA:
+            visible += min(n_tokens // CSA, shape.index_top_k)
+        elif ratio == HCA:
+            visible += n_tokens // HCA
+        assert visible <= max_visible(shape, n_tokens)
+        return visible
 
     def _attend(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
-        shape, at_a_time = self.shape, int(self.run["attend_rows"])
-        rec, ratio = self.layer_bytes[layer], shape.ratios[layer]
-        visible = min(bucket.n_tokens, shape.window)
-        if ratio == CSA:
-            visible += min(bucket.n_tokens // CSA, shape.index_top_k)
-        elif ratio == HCA:
-            visible += bucket.n_tokens // HCA
-        assert visible <= max_visible(shape, bucket.n_tokens)
-        splits, name = ceil(visible, KEYS), f"attend_{ceil(shape.head_dim, 128)}"
+        if self.attends_on_tensor_cores:
+            yield from self.tensor_attend(layer, 0, bucket.n_rows, bucket.n_tokens)
+            return
+        shape, at_a_time, rec = self.shape, int(self.run["attend_rows"]), self.layer_bytes[layer]
+        splits, name = ceil(self._visible(layer, bucket.n_tokens), KEYS), f"attend_{ceil(shape.head_dim, 128)}"
         for row0 in range(0, bucket.n_rows, at_a_time):
             n = min(at_a_time, bucket.n_rows - row0)
-            yield self._small(name, (n, ceil(shape.n_heads, 4), splits), 256, rec, row0)
-            yield self._small("join_blocks", (n, shape.n_heads), 128, rec, row0, shared=4 * shape.head_dim)
+            yield self.small(name, (n, ceil(shape.n_heads, 4), splits), 256, rec, row0)
+            yield self.small("join_blocks", (n, shape.n_heads), 128, rec, row0, shared=4 * shape.head_dim)
+
+    def tensor_attend(self, layer: int, first_row: int, n_rows: int, n_tokens: int) -> Iterator[Launch]:
+        """Queries before their norm -> attention output. How the work is cut changes no sum."""
+        shape, at_a_time, rec = self.shape, int(self.run["attend_rows"]), self.layer_bytes[layer]
+        keys, parts = tensor.attend_bytes(shape.head_dim)
+        groups = ceil(shape.n_heads, 32)
+        if n_rows * groups >= 2 * self.gpu.multiprocessors and 2 * keys + 2 * parts <= self.gpu.room:
+            shared = 2 * keys + 2 * parts
+            yield self.small("attend8_all", (n_rows, groups), 256, rec, first_row, shared=shared)
+            return
+        splits = ceil(self._visible(layer, n_tokens), KEYS8)
+        for done in range(0, n_rows, at_a_time):
+            n, row0 = min(at_a_time, n_rows - done), first_row + done
+            half = n * groups * splits < self.gpu.multiprocessors or keys + 2 * parts > self.gpu.room
+            name, heads = ("attend8_16", 16) if half else ("attend8_32", 32)
+            grid, shared = (n, ceil(shape.n_heads, heads), splits), keys + parts * heads // 16
+            yield self.small(name, grid, 256, rec, row0, shared=shared)
+            yield self.small("join8", (n, shape.n_heads), 128, rec, row0, shared=4 * shape.head_dim)
 
     def _experts(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
-        n, shape = bucket.n_rows, self.shape
-        yield from self._multiply(n, self.stream_product(layer, "hc_ffn_fn.weight"))
+        n = bucket.n_rows
         yield self.mix(layer, 0, n, 1)
-        yield from self._multiply(n, self.router_product(layer))
-        yield self.route(layer, 0, n)
-        yield self._small("group_pairs", (1,), 1024, shared=8 * shape.n_experts)
-        tiles, row_tiles = max_tiles(shape, n), ceil(n, TILE)
-        yield self._expert("gate_up", layer, "ffn_gate_exps.weight", tiles, 0, shape.ffn_width, GATE_UP_ROWS)
-        yield self._expert("gate_up", layer, "ffn_gate_shexp.weight", row_tiles, 1, shape.ffn_width, GATE_UP_ROWS)
-        yield from self.quantize_act(0, n)
-        yield self._expert("down", layer, "ffn_down_exps.weight", tiles, 0, shape.hidden, DOWN_ROWS)
-        yield self._expert("down", layer, "ffn_down_shexp.weight", row_tiles, 1, shape.hidden, DOWN_ROWS)
-        yield self.combine(0, n)
-
-    def _expert(self, kind: str, layer: int, suffix: str, tiles: int, shared: int, n_out: int, rows: int) -> Launch:
-        mat = self.mat(layer, suffix)
-        n, segment, groups = segments(int(mat["n_in"]))
-        dtype = DTYPES[int(mat["dtype"])]
-        name, blocks = f"{kind}{self._path(dtype)}_{dtype}", ceil(n_out, groups * rows)
-        loops = turns(blocks * min(tiles, 8), n)
-        grid = (tiles, ceil(blocks, loops))
-        return self._small(
-            name, grid, 32 * warps(n, groups), self.layer_bytes[layer], shared, n, segment, groups, loops
-        )
+        yield from self.multiply(n, self.router_product(layer) + self.shared_products(layer))
+        tile_rows = self.tile_rows(layer, n)
+        yield from self.route_and_group(layer, n, tile_rows)
+        yield from self.experts("gate_up", layer, n, tile_rows)
+        yield from self.quantize_act(layer, 0, n)
+        yield from self.experts("down", layer, n, tile_rows)
+        yield self.combine(layer, 0, n)

@@ -43,6 +43,19 @@ def iq2_xxs_grid() -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(np.asarray(gguf.quants.IQ2_XXS.grid).reshape(256, 8).astype(np.uint8))
 
 
+def iq2_xxs_tables() -> npt.NDArray[np.uint32]:
+    """uint32 [256 + 128]: a nibble per weight that selects its magnitude, then one whose bit 2 is its sign.
+
+    The eighth sign is the parity of the seven stored ones (the format's rule).
+    """
+    grid = iq2_xxs_grid()
+    shifts = np.arange(8, dtype=np.uint32) * 4
+    which = np.searchsorted(np.unique(grid), grid).astype(np.uint32)
+    seven = np.arange(128, dtype=np.uint32)[:, None] >> np.arange(7, dtype=np.uint32) & 1
+    signs = np.concatenate([seven, seven.sum(axis=1, keepdims=True) & 1], axis=1).astype(np.uint32) * 4
+    return np.concatenate([(which << shifts).sum(axis=1), (signs << shifts).sum(axis=1)]).astype(np.uint32)
+
+
 class DeviceMemory:
     """Slabs, pages, step buffers, work buffers and weights of one model."""
 
@@ -63,7 +76,7 @@ class DeviceMemory:
         self._kernels, self._stream, self._progress = kernels, stream, progress
         self._arenas: list[Arena] = []
         try:
-            self._allocate(roundings, int8)
+            self._allocate(model, roundings, int8)
             self._upload(model)
             self.layer_table = self._table()
         except BaseException:
@@ -77,11 +90,12 @@ class DeviceMemory:
             self.driver.memset_d8(arena.base, 0, n_bytes)
         return arena
 
-    def _allocate(self, roundings: bool, int8: bool) -> None:
+    def _allocate(self, model: Any, roundings: bool, int8: bool) -> None:
         shape, limits, layout = self.shape, self.limits, self.layout
         self.slabs = self._arena(max(limits.sessions * layout.slab_bytes, 256), zero=True)
         self.pages = self._arena(max((limits.pages or 0) * layout.page_bytes, 256), zero=True)
-        floats, ints = work.work_floats(shape, limits, int8=int8), work.step_ints(limits)
+        kinds, ints = work.twin_kinds(model, int8=int8), work.step_ints(limits)
+        floats = work.work_floats(shape, limits, kinds)
         buffers = self._arena(
             sum(work.aligned(4 * n) for n in floats.values()) + work.aligned(4 * sum(ints.values())), zero=True
         )
@@ -89,11 +103,14 @@ class DeviceMemory:
         self.step_offset = dict(zip(ints, np.cumsum([0, *ints.values()]).tolist(), strict=False))
         places = {name: buffers.take(4 * n) for name, n in floats.items()}
         twins = work.quant_sources(shape, limits.max_rows or 1)
-        self.run = record(RUN, **self._sizes(roundings), **{k: v for k, v in places.items() if k not in twins})
+        plain = {name: at for name, at in places.items() if name.removesuffix("_q") not in twins or name in twins}
+        self.run = record(RUN, **self._sizes(roundings), **plain)
         self.run["int8"] = int8
         for name, n in twins.items():
-            codes, scales = work.aligned(n), work.aligned(4 * work.ceil(n, 32))
-            self.run[name] = (places[name], places[name] + codes, places[name] + codes + scales)
+            at = places[f"{name}_q"]
+            for field, n_bytes in work.quant_parts(kinds[name], n).items():
+                self.run[f"{name}_q"][field] = at
+                at += n_bytes
         counts = {name: self.step_at + 4 * i for i, name in enumerate(STEP[:3])}
         arrays = {name: self.step_at + 4 * self.step_offset[name] for name in STEP[3:]}
         for name, at in {**counts, **arrays}.items():
@@ -140,13 +157,14 @@ class DeviceMemory:
         extra = 64 * 1024  # frequencies and the IQ2_XXS table; ape tensors grow when they become float32
         tensors = model.weights.values()
         small = sum(work.aligned(2 * t.n_bytes) for t in tensors if t.name.endswith("_ape.weight"))
-        arena = self._arena(sum(work.aligned(t.n_bytes) for t in tensors) + small + extra)
+        arena = self._arena(sum(work.aligned(work.device_bytes(t)) for t in tensors) + small + extra)
         self._total, self._done = sum(t.n_bytes for t in tensors), 0
         uploader = Uploader(self.driver, self._stream, self._kernels, arena, self.run.tobytes())
         try:
             for kind in range(2):
                 self.run["freq"][kind] = uploader.array(frequencies(self.shape, compressed=bool(kind)))
             self.run["grid"] = uploader.array(iq2_xxs_grid())
+            self.run["tables"] = uploader.array(iq2_xxs_tables())
             weights = dict(model.weights)
             self._upload_globals(uploader, weights)
             for i in range(self.shape.n_layers):

@@ -116,9 +116,8 @@ STEP = [
 ]
 WORK_FLOATS = [
     "streams",
-    "z",
+    "part_z",
     "coef",
-    "x",
     "xn",
     "y",
     "qr_raw",
@@ -133,6 +132,8 @@ WORK_FLOATS = [
     "router",
     "route_weight",
     "act",
+    "gate",
+    "up",
     "expert_out",
     "part_o",
     "part_ml",
@@ -141,7 +142,7 @@ WORK_FLOATS = [
 ]
 WORK_INTS = ["route", "selected", "pairs", "tiles"]
 
-QUANT = np.dtype([("q", "u8"), ("d", "u8"), ("s", "u8")])
+QUANT = np.dtype([(name, "u8") for name in ("q", "d", "kq", "kd", "ks", "h")])
 QUANTS = ("xn_q", "qr_q", "q_q", "low_q", "act_q")
 
 RUN = np.dtype(
@@ -153,9 +154,9 @@ RUN = np.dtype(
         *((name, "i8") for name in ("slab_bytes", "page_bytes")),
         ("freq", "u8", (2,)),
         ("grid", "u8"),
+        ("tables", "u8"),
         *((name, "u8") for name in WORK_FLOATS),
         *((name, "u8") for name in WORK_INTS),
-        ("squares", "u8"),
         *((name, QUANT) for name in QUANTS),
         *((name, "u8") for name in ("output_hc_scale", "output_hc_base", "output_norm")),
         *((name, MAT) for name in ("embedding", "output", "output_hc")),
@@ -176,7 +177,21 @@ JOBS = np.dtype(
     [
         ("job", JOB, (MAX_JOBS,)),
         ("count", "u8"),
-        *((name, "i4") for name in ("n_jobs", "n_segments", "segment", "n_groups", "loops", "unused")),
+        *(
+            (name, "i4")
+            for name in (
+                "n_jobs",
+                "n_segments",
+                "segment",
+                "n_groups",
+                "loops",
+                "unused",
+                "row",
+                "n_first",
+                "n_blocks",
+                "more",
+            )
+        ),
     ]
 )
 

@@ -6,7 +6,10 @@ behind the step; `end` waits for it. All driver calls go through the device's ow
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,14 +23,18 @@ from ds4.plugin import (
     Runner,
     StepPlan,
 )
+from ds4_cuda import tensor
 from ds4_cuda.device import Device
-from ds4_cuda.graphs import Launcher, load_bindings
-from ds4_cuda.kernels import Kernels
+from ds4_cuda.graphs import Launcher, can_overlap, load_bindings
+from ds4_cuda.kernels import STATIC_SHARED, Kernels, shared_room
 from ds4_cuda.launches import Sequence, bucket_of
 from ds4_cuda.memory import DeviceMemory
 from ds4_cuda.records import DTYPES
 from ds4_cuda.reference import Reference
 from ds4_cuda.work import STAGING_BYTES, step_ints
+
+COPIERS, COPY_BYTES = 4, 1 << 20
+"""Threads that copy logits out of pinned memory, and the least that one of them takes."""
 
 
 class CudaRunner(Runner):
@@ -40,6 +47,7 @@ class CudaRunner(Runner):
             weight_dtypes=frozenset(DTYPES),
             cache_dtypes=frozenset({"float32", "float16"}),
             ds4_roundings=True,
+            numerics="float32" if options.exact else "int8",
         )
         self.n_launches = 0  # of the last step
         self.device, self.limits, self.shape = device, limits, model.shape
@@ -50,7 +58,9 @@ class CudaRunner(Runner):
         driver, shape = self.device.driver, self.shape
         major, minor = driver.Device(self.device.index).compute_capability()
         self._stream = driver.Stream()
-        kernels = Kernels(driver, f"{major}{minor}")
+        api = load_bindings()
+        arch = f"{major}{minor}"
+        kernels = Kernels(driver, arch, api if can_overlap(api, (major, minor)) else None)
         self._memory = DeviceMemory(
             driver,
             kernels,
@@ -62,9 +72,13 @@ class CudaRunner(Runner):
             int8=not self._options.exact,
             progress=self._options.progress,
         )
-        self._sequence = Sequence(shape, self._memory.run, self._memory.layers)
+        multiprocessors = driver.Device(self.device.index).get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
+        gpu = tensor.Gpu(int(multiprocessors), shared_room(driver) - STATIC_SHARED, tensor.is_large(arch))
+        self._sequence = Sequence(shape, self._memory.run, self._memory.layers, gpu)
         self._reference = Reference(self._sequence)
-        self._launcher = Launcher(kernels, self._stream, load_bindings())
+        self._launcher = Launcher(kernels, self._stream, api)
+        self._queued: list[Callable[[], None]] = []
+        self._copiers = ThreadPoolExecutor(COPIERS - 1, thread_name_prefix="ds4-cuda-copy")
         self._done = driver.Event()
         n_ints = sum(step_ints(self.limits).values())
         self._step_host = driver.pagelocked_empty(n_ints, np.int32)
@@ -82,7 +96,13 @@ class CudaRunner(Runner):
             driver, host = self.device.driver, self._step_host[:n_ints]
             driver.memcpy_htod_async(self._memory.step_at, host, self._stream)
 
-        self.device.run("starting a step", start)
+        self._queued = [start]
+
+    def _run_queued(self) -> None:
+        """What begin and encode asked for. Every change of thread costs tens of microseconds, so a step has one."""
+        queued, self._queued = self._queued, []
+        for work in queued:
+            work()
 
     def _check_plan(self, plan: StepPlan) -> None:
         """No number in the plan may lead a kernel out of its buffers."""
@@ -123,18 +143,20 @@ class CudaRunner(Runner):
         def encode() -> None:
             self.n_launches = self._launcher.replay(bucket, self._sequence.shared)
 
-        self.device.run("running a step", encode)
+        self._queued.append(encode)
 
     def encode_token_fallback(self, plan: StepPlan, row: int) -> None:
         slots = np.flatnonzero(plan.logit_rows == row).tolist()
         launches = list(self._reference.row(row, int(plan.pos[row]), slots))
         self.n_launches = len(launches)
-        self.device.run("running a row", lambda: self._launcher.launch(launches))
+        self._queued.append(lambda: self._launcher.launch(launches))
+        self.device.run("running a row", self._run_queued)
 
     def end(self, plan: StepPlan) -> None:
         n = min(len(plan.logit_rows), len(self._logits_host))
 
         def finish() -> None:
+            self._run_queued()
             if n:
                 where = int(self._memory.run["logits"])
                 self.device.driver.memcpy_dtoh_async(self._logits_host[:n], where, self._stream)
@@ -146,7 +168,7 @@ class CudaRunner(Runner):
         n, room = len(plan.logit_rows), len(self._logits_host)
         if out.shape != (n, self.shape.vocab):
             raise BackendError("the logits buffer has the wrong shape", backend="cuda", found=out.shape)
-        out[:room] = self._logits_host[:n]
+        self._copy(out[:room], self._logits_host[:n])
 
         def more() -> None:
             for first in range(room, n, room):
@@ -157,11 +179,22 @@ class CudaRunner(Runner):
         if n > room:
             self.device.run("reading logits", more)
 
+    def _copy(self, to: Any, rows: Any) -> None:
+        """Large blocks by several threads: one of them alone would take longer than the GPU's way to memory."""
+        parts = max(1, min(COPIERS, rows.nbytes // COPY_BYTES))
+        bounds = [len(rows) * i // parts for i in range(parts + 1)]
+        spans = list(itertools.pairwise(bounds))
+        others = [self._copiers.submit(np.copyto, to[a:b], rows[a:b]) for a, b in spans[1:]]
+        np.copyto(to[: spans[0][1]], rows[: spans[0][1]])
+        for other in others:
+            other.result()
+
     def publish(self, plan: StepPlan) -> None:
         launch = self._sequence.publish(plan.n_rows, self._memory.layer_table)
         self.device.run("publishing a step", lambda: self._launcher.launch([launch]))
 
     def abort(self, plan: StepPlan) -> None:
+        self._queued = []
         if not (self.device.is_lost or self.device.is_closed):
             self.device.run("aborting a step", self._stream.synchronize)
 
@@ -225,6 +258,7 @@ class CudaRunner(Runner):
             for name in ("_step_host", "_logits_host", "_done", "_stream", "_launcher", "_memory"):
                 delattr(self, name)
 
+        self._copiers.shutdown()
         if not self.device.is_lost:
             self.device.run("closing the engine", free)
         self.device.close()

@@ -1,7 +1,7 @@
 """Uploads a model's tensors: one device allocation, the file read ahead of the copy, two pinned buffers in turn.
 
-Q8_0 and IQ2_XXS become two planes (codes, scales) of the same total size on the way; everything else stays as it is
-in the file. Runs on the device's owner thread. Knows tensors and their places, not what they mean.
+Q8_0, Q2_K and IQ2_XXS are repacked on the way into tiles of the same total size; everything else stays as it is in the
+file. Runs on the device's owner thread. Knows tensors and their places, not what they mean.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ import numpy.typing as npt
 
 from ds4_cuda.kernels import Kernels, pack_arguments
 from ds4_cuda.records import DTYPES, MAT, record
-from ds4_cuda.work import STAGING_BYTES, aligned
-
-PLANES = {"Q8_0": ("repack_q8_0", 34, 2), "IQ2_XXS": ("repack_iq2_xxs", 66, 2)}
-"""dtype -> (kernel, bytes of a block, bytes of its scale)"""
+from ds4_cuda.work import STAGING_BYTES, TILED, TileFormat, aligned, device_bytes, tile_count
 
 READERS = 8
 
@@ -75,36 +72,38 @@ class Uploader:
     def matrix(self, tensor: Any, done: Callable[[int], None]) -> Any:
         """A Mat record of the tensor; `done(n_bytes)` is called as it goes up."""
         data, n_bytes = tensor.data, tensor.n_bytes
-        at = self.arena.take(n_bytes)
-        _, block, scale = PLANES.get(tensor.dtype, ("", 1, 0))
-        codes = n_bytes // block * (block - scale)
+        at, tiled = self.arena.take(device_bytes(tensor)), TILED.get(tensor.dtype)
+        side = at + tile_count(tensor) * tiled.codes if tiled else 0
+        block = tiled.block_bytes if tiled else 1
         piece = STAGING_BYTES // (block * 8) * (block * 8)
         for first in range(0, n_bytes, piece):
-            self._piece(tensor.dtype, data[first : first + piece], at, at + codes, first)
+            self._piece(tiled, data[first : first + piece], at, side, first, tensor.row_bytes)
             done(min(piece, n_bytes - first))
         return record(
             MAT,
             q=at,
-            d=at + codes if scale else 0,
+            d=side,
             n_in=tensor.shape[-1],
             n_out=tensor.shape[-2],
             dtype=DTYPES.index(tensor.dtype),
             row_bytes=tensor.row_bytes,
         )
 
-    def _piece(self, dtype: str, data: npt.NDArray[np.uint8], q: int, d: int, first: int) -> None:
+    def _piece(
+        self, tiled: TileFormat | None, data: npt.NDArray[np.uint8], q: int, d: int, first: int, row_bytes: int
+    ) -> None:
         turn, self._turn = self._turn, 1 - self._turn
         host, n = self._host[turn], data.size
         self._events[turn].synchronize()  # the copy that last read this buffer
         step = -(-n // READERS)
         list(self._pool.map(lambda i: np.copyto(host[i : min(i + step, n)], data[i : i + step]), range(0, n, step)))
-        if dtype not in PLANES:
+        if tiled is None:
             self.driver.memcpy_htod_async(q + first, host[:n], self.stream)
         else:
-            name, block, _ = PLANES[dtype]
+            name, block = tiled.kernel, tiled.block_bytes
             staging = int(self._device[turn])
             self.driver.memcpy_htod_async(staging, host[:n], self.stream)
-            arguments = pack_arguments(name, staging, q, d, first // block, n // block)
+            arguments = pack_arguments(name, staging, q, d, first // block, n // block, row_bytes // block)
             self.kernels[name].prepared_async_call((1024, 1), (256, 1, 1), self.stream, arguments)
         self._events[turn].record(self.stream)
 

@@ -5,12 +5,17 @@ Work buffers lie in one allocation, weights in another; the places inside are th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ds4.plugin import CSA, HCA, PAGE_TOKENS, CacheLayout, Limits, MemoryPlan, ModelShape, cache_parts
 
 ALIGN = 256
 KEYS = 64  # visible rows per attention block; as in attention.cu
+KEYS8 = 32  # and on tensor cores; as in attend8.cu
+PART = 64  # channels of a part of the streams; as in hyper.cuh
+FEW_ROWS = 32  # rows that are routed and grouped by one block; as in moe.cu
+FEW_PAIRS = 4  # of a tile in small steps
 TILE = 8  # rows per matrix tile; as in matmul.cuh
 ATTEND_BYTES = 512 << 20  # room for attention blocks: this bounds how many rows attend at a time
 STAGING_BYTES = 64 << 20
@@ -31,7 +36,7 @@ def max_visible(shape: ModelShape, n_tokens: int) -> int:
 
 
 def max_splits(shape: ModelShape, context: int) -> int:
-    return max(1, -(-max_visible(shape, context) // KEYS))
+    return max(1, -(-max_visible(shape, context) // min(KEYS, KEYS8)))
 
 
 def attend_rows(shape: ModelShape, limits: Limits) -> int:
@@ -40,10 +45,41 @@ def attend_rows(shape: ModelShape, limits: Limits) -> int:
     return max(1, min(limits.max_rows or 1, ATTEND_BYTES // per_row))
 
 
-def max_tiles(shape: ModelShape, n_rows: int) -> int:
-    """Most expert tiles that n_rows can need."""
+def max_tiles(shape: ModelShape, n_rows: int, tile_rows: int = TILE) -> int:
+    """Most expert tiles of tile_rows pairs that n_rows can need."""
     n_pairs = n_rows * shape.n_experts_used
-    return min(n_pairs, min(shape.n_experts, n_pairs) + n_pairs // TILE)
+    return min(n_pairs, min(shape.n_experts, n_pairs) + n_pairs // tile_rows)
+
+
+@dataclass(frozen=True)
+class TileFormat:
+    """A quantised dtype that is repacked into tiles of 16 rows: see repack.cu."""
+
+    kernel: str
+    block_bytes: int  # in the file
+    inputs: int  # of a block
+    codes: int  # bytes of a tile's codes
+    side: int  # bytes of its scales
+
+
+TILED = {
+    "Q8_0": TileFormat("repack_q8_0", 34, 32, 512, 32),
+    "Q2_K": TileFormat("repack_q2_k", 84, 256, 1024, 320),
+    "IQ2_XXS": TileFormat("repack_iq2_xxs", 66, 256, 1024, 32),
+}
+
+
+def tile_count(tensor: Any) -> int:
+    """Tiles of a repacked tensor; its rows are padded to 16."""
+    per_row = tensor.shape[-1] // TILED[tensor.dtype].inputs
+    return ceil(tensor.n_bytes // tensor.row_bytes, 16) * per_row
+
+
+def device_bytes(tensor: Any) -> int:
+    """Bytes of a tensor on the device."""
+    if tensor.dtype not in TILED or len(tensor.shape) < 2:
+        return int(tensor.n_bytes)
+    return int(tile_count(tensor) * (TILED[tensor.dtype].codes + TILED[tensor.dtype].side))
 
 
 def page_id_room(limits: Limits) -> int:
@@ -67,9 +103,46 @@ def step_ints(limits: Limits) -> dict[str, int]:
     }
 
 
-def quant_floats(n: int) -> int:
-    """4-byte elements of the int8 twin of n floats: codes, a scale per 32, a sum per 16; each part aligned."""
-    return (aligned(n) + aligned(4 * ceil(n, 32)) + aligned(4 * ceil(n, 16))) // 4
+SOURCES = {
+    "xn": "attn_q_a attn_kv attn_compressor_kv attn_compressor_gate indexer_compressor_kv indexer_compressor_gate "
+    "indexer.proj ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_gate_shexp ffn_up_shexp output",
+    "qr": "attn_q_b indexer.attn_q_b",
+    "q": "attn_output_a",
+    "low": "attn_output_b",
+    "act": "ffn_down_exps ffn_down_shexp",
+}
+"""Work buffer -> the matrices that multiply it."""
+
+KINDS = {"Q8_0": "q", "F16": "h", "Q4_K": "k", "Q2_K": "k", "IQ2_XXS": "k"}
+"""Weight dtype -> the twin of activations that it meets on tensor cores: see int8.cuh."""
+
+
+def twin_kinds(model: Any, *, int8: bool) -> dict[str, frozenset[str]]:
+    """Which twins each work buffer needs: its name -> some of "q", "k", "h"."""
+    kinds: dict[str, set[str]] = {source: set() for source in SOURCES}
+    readers = {suffix: source for source, names in SOURCES.items() for suffix in names.split()}
+    for tensor in model.weights.values() if int8 else ():
+        name = tensor.name.removesuffix(".weight")
+        source = readers.get(name.split(".", 2)[2] if name.startswith("blk.") else name)
+        if source and tensor.dtype in KINDS:
+            kinds[source].add(KINDS[tensor.dtype])
+    if model.shape.head_dim % 32:
+        kinds["q"].clear()  # a block of 32 channels is within a head
+    if model.shape.head_dim % 256:
+        kinds["q"].discard("k")  # a warp of the kernel that writes them has one head
+    return {source: frozenset(found) for source, found in kinds.items()}
+
+
+def quant_parts(kinds: frozenset[str], n: int) -> dict[str, int]:
+    """Bytes of the parts of the twin of n floats, by their field in the Quant record."""
+    parts: dict[str, int] = {}
+    if "q" in kinds:
+        parts |= {"q": n, "d": 4 * ceil(n, 32)}
+    if "k" in kinds:
+        parts |= {"kq": n, "kd": 4 * ceil(n, 256), "ks": 4 * ceil(n, 16)}
+    if "h" in kinds:
+        parts |= {"h": 2 * n}
+    return {name: aligned(n_bytes) for name, n_bytes in parts.items()}
 
 
 def ceil(a: int, b: int) -> int:
@@ -77,26 +150,26 @@ def ceil(a: int, b: int) -> int:
 
 
 def quant_sources(shape: ModelShape, n: int) -> dict[str, int]:
-    """Floats that have an int8 twin, by the twin's name."""
+    """Floats of the buffers that have twins. Rows lie in tiles of 8."""
+    rows = ceil(n, 8) * 8
     return {
-        "xn_q": n * shape.hidden,
-        "qr_q": n * shape.q_lora,
-        "q_q": n * shape.n_heads * shape.head_dim,
-        "low_q": n * shape.o_groups * shape.o_lora,
-        "act_q": n * (shape.n_experts_used + 1) * shape.ffn_width,
+        "xn": rows * shape.hidden,
+        "qr": rows * shape.q_lora,
+        "q": rows * shape.n_heads * shape.head_dim,
+        "low": rows * shape.o_groups * shape.o_lora,
+        "act": rows * (shape.n_experts_used + 1) * shape.ffn_width,
     }
 
 
-def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, int]:
+def work_floats(shape: ModelShape, limits: Limits, twins: dict[str, frozenset[str]]) -> dict[str, int]:
     """4-byte elements of every work buffer, by its name in the Run record."""
     n, streams = limits.max_rows or 1, shape.n_streams
     blocks = attend_rows(shape, limits) * max_splits(shape, limits.context) * shape.n_heads
     is_csa = CSA in shape.ratios
     return {
         "streams": n * streams * shape.hidden,
-        "z": n * (2 + streams) * streams,
+        "part_z": n * ceil(shape.hidden, PART) * ((2 + streams) * streams + streams * (streams + 1) // 2),
         "coef": n * (2 + streams) * streams,
-        "x": n * shape.hidden,
         "xn": n * shape.hidden,
         "y": n * shape.hidden,
         "qr_raw": n * shape.q_lora,
@@ -111,6 +184,8 @@ def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, i
         "router": n * shape.n_experts,
         "route_weight": n * shape.n_experts_used,
         "act": n * (shape.n_experts_used + 1) * shape.ffn_width,
+        "gate": n * shape.ffn_width * any(twins.values()),
+        "up": n * shape.ffn_width * any(twins.values()),
         "expert_out": n * (shape.n_experts_used + 1) * shape.hidden,
         "part_o": blocks * max(shape.head_dim, KEYS),
         "part_ml": blocks * 2,
@@ -119,9 +194,8 @@ def work_floats(shape: ModelShape, limits: Limits, *, int8: bool) -> dict[str, i
         "route": n * shape.n_experts_used,
         "selected": n * shape.index_top_k * is_csa,
         "pairs": n * shape.n_experts_used,
-        "tiles": 1 + 3 * max_tiles(shape, n),
-        "squares": n * ceil(shape.hidden, 256),
-        **{name: quant_floats(m) * int8 for name, m in quant_sources(shape, n).items()},
+        "tiles": 1 + 3 * max_tiles(shape, n, FEW_PAIRS),
+        **{f"{name}_q": sum(quant_parts(twins[name], m).values()) // 4 for name, m in quant_sources(shape, n).items()},
     }
 
 
@@ -135,9 +209,9 @@ def step_bytes(layout: CacheLayout, index_dim: int, layer: int) -> tuple[int, in
 def make_plan(
     model: Any, shape: ModelShape, limits: Limits, layout: CacheLayout, available: int | None, *, int8: bool
 ) -> MemoryPlan:
-    work = sum(aligned(4 * n) for n in work_floats(shape, limits, int8=int8).values())
+    work = sum(aligned(4 * n) for n in work_floats(shape, limits, twin_kinds(model, int8=int8)).values())
     work += aligned(4 * sum(step_ints(limits).values()))
-    weights = sum(aligned(tensor.n_bytes) for tensor in model.weights.values())
+    weights = sum(aligned(device_bytes(tensor)) for tensor in model.weights.values())
     parts = (
         ("weights", weights),
         *cache_parts(layout, limits),

@@ -2,10 +2,93 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from ds4_cuda.kernels import SIGNATURES, argument_format
+
+SHARED = {(9, 0): 227 * 1024}  # bytes a block may have, by capability; the least of all GPUs elsewhere
+LEAST_SHARED = 99 * 1024
+
+
+class Names:
+    """An enum whose members are their own names."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+class FakeBindings:
+    """A stand-in for cuda.bindings.driver: graphs are lists of (kernel, has the dependent attribute)."""
+
+    CUfunction_attribute = CUlaunchAttributeID = CUstreamCaptureMode = Names()
+    CUlaunchConfig: Any
+    CUlaunchAttribute: Any
+
+    def __init__(self, version: int = 13000) -> None:
+        self.version = version
+        self.modules = 0
+        self.captured: list[tuple[str, bool]] = []
+        self.graphs: list[list[tuple[str, bool]]] = []
+        self.CUlaunchConfig = lambda: SimpleNamespace(attrs=[], numAttrs=0)
+        self.CUlaunchAttribute = lambda: SimpleNamespace(value=SimpleNamespace())
+
+    def CUstream(self, handle: int) -> int:
+        return handle
+
+    def cuDriverGetVersion(self) -> tuple[int, int]:
+        return 0, self.version
+
+    def cuModuleLoadData(self, code: bytes) -> tuple[int, str]:
+        self.modules += 1
+        return 0, "module"
+
+    def cuModuleUnload(self, module: str) -> tuple[int]:
+        self.modules -= 1
+        return (0,)
+
+    def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[int, str]:
+        return 0, name.decode()
+
+    def cuFuncSetAttribute(self, function: str, attribute: str, value: int) -> tuple[int]:
+        assert attribute == "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES" and value <= 226 * 1024
+        return (0,)
+
+    def cuStreamBeginCapture(self, stream: int, mode: str) -> tuple[int]:
+        self.captured = []
+        return (0,)
+
+    def cuStreamEndCapture(self, stream: int) -> tuple[int, list[tuple[str, bool]]]:
+        return 0, self.captured
+
+    def cuLaunchKernelEx(self, config: Any, function: str, parameters: int, extra: int) -> tuple[int]:
+        """Reads every parameter through its pointer, as the driver does."""
+        codes = SIGNATURES[function][1]
+        pointers = (ctypes.c_void_p * len(codes)).from_address(parameters)
+        sizes = [struct.calcsize(argument_format(code)) for code in codes]
+        values = [ctypes.string_at(at or 0, size) for at, size in zip(pointers, sizes, strict=True)]
+        run = dict(zip(codes, values, strict=False))["R"]
+        assert int.from_bytes(run[:4], "little") < 100, "the Run record begins with the number of layers"
+        self.captured.append((function, config.numAttrs == 1 == len(config.attrs)))
+        return (0,)
+
+    def cuGraphInstantiate(self, graph: list[tuple[str, bool]], flags: int) -> tuple[int, list[tuple[str, bool]]]:
+        self.graphs.append(graph)
+        return 0, graph
+
+    def cuGraphLaunch(self, graph: list[tuple[str, bool]], stream: int) -> tuple[int]:
+        return (0,)
+
+    def cuGraphExecDestroy(self, graph: list[tuple[str, bool]]) -> tuple[int]:
+        self.graphs.remove(graph)
+        return (0,)
+
+    def cuGraphDestroy(self, graph: list[tuple[str, bool]]) -> tuple[int]:
+        return (0,)
 
 
 class FakeCuda:
@@ -24,13 +107,15 @@ class FakeCuda:
         pass
 
     def __init__(self, capability: tuple[int, int] = (9, 0), count: int = 1, memory: int = 1 << 34) -> None:
-        self.capability, self.count, self.memory = capability, count, memory
+        self.set_capability(capability)
+        self.count, self.memory = count, memory
         self.fail: dict[str, Exception] = {}
         self.threads: set[int] = set()  # of every call that needs a context
         self.pushes = self.pops = self.detached = 0
         self.live: dict[int, int] = {}
         self.calls: list[str] = []
         self._next = 1 << 20
+        self.function_attribute = self.device_attribute = Names()
         fake = self
 
         class Device:
@@ -51,6 +136,9 @@ class FakeCuda:
             def total_memory(self) -> int:
                 return fake.memory
 
+            def get_attribute(self, name: str) -> int:
+                return {"MULTIPROCESSOR_COUNT": 132, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": fake.shared}[name]
+
             def retain_primary_context(self) -> Context:
                 return Context()
 
@@ -67,6 +155,10 @@ class FakeCuda:
             def detach(self) -> None:
                 fake.note("detach")
                 fake.detached += 1
+
+            @staticmethod
+            def get_device() -> Device:
+                return Device(0)
 
         class Memory:
             def __init__(self, at: int) -> None:
@@ -94,7 +186,14 @@ class FakeCuda:
 
         class Function:
             def __init__(self, name: str) -> None:
-                self.name, self.size = name, 0
+                self.name, self.size, self.shared = name, 0, 48 * 1024
+
+            def get_attribute(self, name: str) -> int:
+                return 1024
+
+            def set_attribute(self, name: str, value: int) -> None:
+                assert name == "MAX_DYNAMIC_SHARED_SIZE_BYTES" and value <= fake.shared - 1024
+                self.shared = value
 
             def prepare(self, formats: list[str]) -> None:
                 self.size = int(formats[0][:-1])
@@ -104,7 +203,8 @@ class FakeCuda:
             ) -> None:
                 fake.note("launch")
                 assert len(arguments) == self.size, f"{self.name}: {len(arguments)} bytes of arguments, not {self.size}"
-                assert all(0 < n < 2**31 for n in grid) and block[0] <= 1024 and shared_size <= 48 * 1024, (grid, block)
+                assert all(0 < n < 2**31 for n in grid) and block[0] <= 1024, (grid, block)
+                assert shared_size <= self.shared, (self.name, shared_size)
                 assert all(n < 65536 for n in grid[1:]), grid
                 fake.calls.append(self.name)
 
@@ -114,6 +214,9 @@ class FakeCuda:
 
         self.Device, self.Context, self.Stream, self.Event = Device, Context, Stream, Event
         self._memory, self._module = Memory, Module
+
+    def set_capability(self, capability: tuple[int, int]) -> None:
+        self.capability, self.shared = capability, SHARED.get(capability, LEAST_SHARED)
 
     def note(self, name: str, *, context: bool = True) -> None:
         if context:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds4_cuda.backend import CudaBackend
-from fake_cuda import FakeCuda
+from fake_cuda import FakeBindings, FakeCuda
 
 import ds4
 from ds4.plugin import Capabilities, DeviceLostError, MemoryPlanError, Options, UnsupportedModelError
@@ -19,8 +19,10 @@ CASES = ["tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_life(open_engine: Any, fake: FakeCuda, case: str, exact: bool) -> None:
-    """Every path of the runner; the fake checks argument sizes, grids and the range of every copy."""
+@pytest.mark.parametrize("capability", [(9, 0), (12, 0)])
+def test_a_life(open_engine: Any, fake: FakeCuda, case: str, exact: bool, capability: tuple[int, int]) -> None:
+    """Every path of the runner; the fake checks sizes of arguments and shared memory, grids and ranges of copies."""
+    fake.set_capability(capability)
     engine = open_engine(case, exact=exact)
     a, b = engine.create_session(), engine.create_session()
     a.feed(list(range(3, 63)), logits="all")
@@ -34,8 +36,33 @@ def test_a_life(open_engine: Any, fake: FakeCuda, case: str, exact: bool) -> Non
     child.close()
     engine.import_state(state).feed([9])
     engine.close()
-    assert ("product8_Q8_0" in fake.calls) == (not exact and case.startswith("quant"))
+    assert ("join8" in fake.calls) == ("attend8_16" in fake.calls) == (not exact) != ("join_blocks" in fake.calls)
+    assert ("product8_1_Q8_0" in fake.calls) == (not exact and case.startswith("quant"))
     assert not fake.live
+
+
+@pytest.mark.parametrize(("version", "overlaps"), [(13000, True), (12020, False)])
+def test_graphs_link_every_kernel_to_the_one_before(
+    open_engine: Any, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, version: int, overlaps: bool
+) -> None:
+    """Captured the second time; with an old driver through pycuda, whose launches the fake does not capture."""
+    from ds4_cuda import runner
+
+    api = FakeBindings(version)
+    monkeypatch.setattr(runner, "load_bindings", lambda: api)
+    engine = open_engine()
+    session = engine.create_session()
+    for token in (3, 4, 5, 6):
+        session.feed([token])
+    assert len(api.graphs) == 1 and bool(api.modules) == overlaps
+    names = [name for name, _ in api.graphs[0]]
+    linked = [is_linked for _, is_linked in api.graphs[0]]
+    if overlaps:
+        assert names == fake.calls[: len(names)] and linked == [False] + [True] * (len(names) - 1)
+    else:
+        assert not names
+    engine.close()
+    assert not api.graphs and not api.modules
 
 
 def test_one_thread_and_balanced_contexts(open_engine: Any, fake: FakeCuda) -> None:
@@ -138,7 +165,7 @@ def test_shapes_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch, fa
 
     golden = Path(__file__).resolve().parents[3] / "tests" / "golden"
     with ds4.Model.open(golden / "tiny-flash.gguf") as model:
-        for change in ({"head_dim": 1024}, {"n_streams": 6}, {"head_dim": 30}):
+        for change in ({"head_dim": 1024}, {"n_streams": 6}, {"head_dim": 30}, {"n_experts": 513}, {"hidden": 63}):
             bad = SimpleNamespace(shape=replace(model.shape, **change), path=model.path, weights={})
             with pytest.raises(UnsupportedModelError):
                 CudaBackend(fake).memory_plan(bad, ds4.Limits(max_rows=8, pages=1), Options())

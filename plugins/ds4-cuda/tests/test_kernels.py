@@ -13,6 +13,7 @@ TYPES = {
     "const Run run": "R",
     "const Layer layer": "L",
     "const Jobs jobs": "J",
+    "const Mat fn": "M",
     "long long": "q",
     "int": "i",
 }
@@ -32,7 +33,7 @@ def declared() -> dict[str, tuple[str, str]]:
     for path in sorted(kernels.source_folder().glob("*.cu*")):
         text = path.read_text().replace("\\\n", " ")
         for match in re.finditer(
-            r'extern "C" __global__ void\s+(?:__launch_bounds__\(\d+\))?\s*([\w#]+)\(([^)]*)\)', text
+            r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\))?\s*([\w#]+)\(([^)]*)\)', text
         ):
             name, parameters = match.groups()
             codes = "".join(code_of(" ".join(p.split())) for p in parameters.split(","))
@@ -44,13 +45,14 @@ def test_signatures_are_those_of_the_sources() -> None:
     found = declared()
     patterns = {
         "product_##NAME": "product_",
-        "product8_##NAME": "product8_",
+        "product8_##NT##_##NAME": "product8_",
+        "product8_8_##NAME": "product8_8_",
         "product1_##NAME": "product1_",
         "attend_##JD": "attend_",
     }
     for name, (file, codes) in found.items():
-        if name == "KERNEL##_##NAME":
-            users = {k: v for k, v in kernels.SIGNATURES.items() if v[0] in ("experts", "experts8")}
+        if name.startswith("KERNEL##"):
+            users = {k: v for k, v in kernels.SIGNATURES.items() if v[0] == file}
             assert users and {v[1] for v in users.values()} == {codes}
         elif "##" in name:
             users = {

@@ -17,16 +17,15 @@ import ds4
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "sim"))
 
-import driver  # noqa: E402
-from opening import open_engine  # noqa: E402
-
-import build  # noqa: E402
+import sim_build  # noqa: E402
+import sim_driver  # noqa: E402
+from sim_open import open_engine  # noqa: E402
 
 GOLDEN = HERE.parents[2] / "tests" / "golden"
 CASES = ["tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-q4k", "quant-iq2", "quant-q2k"]
 LONG = ["tiny-flash", "tiny-pro", "quant-q4k"]  # run beyond an HCA window, and the first beyond its sliding window
 QUANTISED = [case for case in CASES if case.startswith("quant")]
-pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(sim_build.find_compiler() is None, reason="needs a C++ compiler")
 
 
 # ---------------------------------------------------------------- golden files
@@ -135,8 +134,8 @@ def test_fork_and_restore() -> None:
 @pytest.fixture(scope="module")
 def selftest() -> Any:
     kernels = ["sums", "products", "words", "mistake"]
-    made = build.compile_all(HERE / "sim", {"selftest": kernels}, [], checks=True)["selftest"]
-    return driver.SimCuda().module_from_buffer(str(made).encode())
+    made = sim_build.compile_all(HERE / "sim", {"selftest": kernels}, [], checks=True)["selftest"]
+    return sim_driver.SimCuda().module_from_buffer(str(made).encode())
 
 
 def launch(module: Any, name: str, grid: int, block: int, *values: Any, shared: int = 0, order: int = 0) -> None:
@@ -145,7 +144,7 @@ def launch(module: Any, name: str, grid: int, block: int, *values: Any, shared: 
     cuda.order = order
     for value in values:
         if isinstance(value, np.ndarray):
-            memory = driver.Guarded(value.nbytes, align=16)
+            memory = sim_driver.Guarded(value.nbytes, align=16)
             cuda.memcpy_htod(memory.at, value)
             back.append((value, memory))
         packed += int(memory.at if isinstance(value, np.ndarray) else value).to_bytes(
@@ -231,7 +230,7 @@ def test_words(selftest: Any) -> None:
     ],
 )
 def test_mistakes_end_the_launch(selftest: Any, which: int, n: int, says: str) -> None:
-    with pytest.raises(driver.SimCuda.LaunchError, match=rf"mistake, block \(0, 0, 0\).*{says}"):
+    with pytest.raises(sim_driver.SimCuda.LaunchError, match=rf"mistake, block \(0, 0, 0\).*{says}"):
         launch(selftest, "mistake", 1, 16, np.zeros(256, np.uint8), np.zeros(16, np.float32), which, n, shared=64)
 
 
@@ -252,8 +251,8 @@ def test_a_failed_launch_is_the_engines_error(monkeypatch: pytest.MonkeyPatch) -
         session = engine.create_session()
 
         def fail(*_: Any, **__: Any) -> None:
-            raise driver.SimCuda.LaunchError("launch failed: illegal address")
+            raise sim_driver.SimCuda.LaunchError("launch failed: illegal address")
 
-        monkeypatch.setattr(driver.Function, "prepared_async_call", fail)
+        monkeypatch.setattr(sim_driver.Function, "prepared_async_call", fail)
         with pytest.raises(ds4.Ds4Error):
             session.feed([3])

@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
 def run(options: argparse.Namespace, golden: Any, chunk: int, *, fallback: bool) -> tuple[Any, Any]:
     """Logits of the tokens, and the driver."""
     import numpy as np
-    from opening import open_engine
+    from sim_open import open_engine
 
     tokens = golden["tokens"][: options.tokens].tolist()
     engine, cuda = open_engine(

@@ -12,7 +12,7 @@
 
 #include <vector>
 
-struct SimLaunch {  // as Launch in driver.py
+struct SimLaunch {  // as Launch in sim_driver.py
     unsigned grid[3], block, shared_bytes, stack_bytes, argument_bytes, order;
     char *stacks, *shared;  // room for 1024 stacks, stack_bytes apart; dynamic shared memory
     const char *arguments;

@@ -1,0 +1,185 @@
+// How a warp walks along the weights of its tasks: copied ahead to a ring in shared memory that belongs to it alone.
+#pragma once
+#include "kquants.cuh"
+
+#ifndef DS4_RING
+#define DS4_RING 11264  // bytes of weights in a warp's ring, about; less where a multiprocessor has little shared memory
+#endif
+
+struct Cut {  // of K
+    int segments, blocks;  // their number; blocks of 32 per segment
+};
+
+// NT tiles of neighbouring rows that travel through the ring with the weights of Q8_0 or F16: per tile and step the codes
+// (or halves) of its blocks, then the scales of all tiles.
+template <int DT, int NT> struct RowRing {
+    enum { BLOCKS = Raw<DT>::BLOCKS, ITEM = DT == F16 ? 512 : 256, CODES = BLOCKS * ITEM, SCALES = DT == F16 ? 0 : BLOCKS * 32 };
+    enum { BYTES = NT * (CODES + SCALES) };
+    const uint8_t *q;  // this lane's first 16 bytes
+    const float *d;
+    int blocks, n_rows;  // blocks of a row; rows that are there
+
+    __device__ __forceinline__ static RowRing from(const Quant &x, int n, int tile, int n_rows) {
+        const int lane = threadIdx.x % 32;
+        const long long blocks = n / 32, first = tile * blocks;
+        return {(DT == F16 ? (const uint8_t *)x.h : (const uint8_t *)x.q) + first * ITEM + lane * 16, x.d + first * 8 + lane * 4, (int)blocks, n_rows};
+    }
+    // Calls fn(to, from) for every 16 bytes of this lane.
+    template <typename Fn> __device__ __forceinline__ void each(int block, uint8_t *to, Fn fn) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            const uint8_t *from = q + (long long)(i * blocks + block) * ITEM;
+#pragma unroll
+            for (int k = 0; k < CODES / 512; k++) {
+                const int piece = lane + 32 * k, row = i * 8 + piece % (ITEM / 16) / (ITEM / 128);
+                if (row < n_rows && block + piece / (ITEM / 16) < blocks) fn(to + i * CODES + piece * 16, from + k * 512);
+            }
+            if (SCALES && lane < SCALES / 16 && block + lane / 2 < blocks)
+                fn(to + NT * CODES + i * SCALES + lane * 16, (const uint8_t *)(d + (i * blocks + block) * 8));
+        }
+    }
+    __device__ __forceinline__ void copy(int block, uint8_t *to) const {
+        each(block, to, [](uint8_t *to, const uint8_t *from) { copy_async(to, from); });
+    }
+    __device__ __forceinline__ void read(int block, uint8_t *to) const {  // at once
+        each(block, to, [](uint8_t *to, const uint8_t *from) { *(uint4 *)to = *(const uint4 *)from; });
+    }
+    struct At {  // in shared memory
+        const uint8_t *p;
+        __device__ __forceinline__ const At &at(int) const { return *this; }
+        __device__ __forceinline__ uint2 codes(int i, int block) const { return *(const uint2 *)(p + i * CODES + block * 256 + threadIdx.x % 32 * 8); }
+        __device__ __forceinline__ uint4 halves(int i, int block) const { return *(const uint4 *)(p + i * CODES + block * 512 + threadIdx.x % 32 * 16); }
+        __device__ __forceinline__ float2 scales(int i, int block) const {
+            return *(const float2 *)(p + NT * CODES + i * SCALES + block * 32 + threadIdx.x % 4 * 8);
+        }
+    };
+};
+template <bool FIRST, class A, class B> struct Choose { using type = A; };
+template <class A, class B> struct Choose<false, A, B> { using type = B; };
+
+struct NoRing {  // rows are read where they lie
+    enum { BYTES = 0 };
+    struct At {};
+    __device__ __forceinline__ void copy(int, uint8_t *) const {}
+    __device__ __forceinline__ void read(int, uint8_t *) const {}
+};
+
+template <int DT, int MT, class Ring> struct RingSize {  // as `ring` in ds4_cuda/tensor.py
+    enum { STEP = MT * Raw<DT>::BYTES + Ring::BYTES, ROOM = DT == IQ2_XXS ? DS4_RING * 5 / 8 : DT == Q2_K ? DS4_RING / 2 : DS4_RING };
+    enum { DEPTH = ROOM / STEP < 2 ? 2 : ROOM / STEP, BYTES = DEPTH * STEP };
+};
+
+// A warp's share of the tasks of its block, one after the other: segments s0 .. s1 - 1 of a tile of outputs each. Weights
+// are copied ahead to `ring`, the warp's own room, across the borders of tasks. Tasks (a class) has
+//     count(), matrix(j), tile(j): number of tasks, their weights (tile < 0: nothing to do for this warp), known before
+//     follow(), which ready() calls;
+//     Ring, ring(j): the activations, if they go through the ring; rows(j): if not;
+//     segment(j, s, acc): takes a segment's sums;  finish(j): all threads of the block call it.
+template <int DT, int NT, class Tasks>
+__device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *ring, const uint32_t *tables, Tasks &tasks) {
+    using R = Raw<DT>;
+    using Source = typename R::Source;
+    using Ring = typename Tasks::Ring;
+    using Size = RingSize<DT, 1, Ring>;
+    enum { IN_RING = Ring::BYTES > 0 };
+    const int n = tasks.count();
+    if (n <= 0) return tasks.ready();
+    const int begin = s0 * cut.blocks, end = min(s1 * cut.blocks, tasks.matrix(0).n_in / 32);
+    int task = 0, place = begin, tile = tasks.tile(0);  // of the copy
+    Source from(tasks.matrix(0), max(tile, 0));
+    Ring x;
+    const auto copy = [&](uint8_t *to, bool with_rows) {
+        if (task < n && place < end) {
+            if (tile >= 0) {
+                R::copy(from, place, to);
+                if (with_rows) x.copy(place, to + R::BYTES);
+            }
+            place += R::BLOCKS;
+            if (place >= end && ++task < n) {
+                place = begin, tile = tasks.tile(task);
+                from = Source(tasks.matrix(task), max(tile, 0));
+                if (IN_RING && with_rows) x = tasks.ring(task);
+            }
+        }
+        copy_commit();
+    };
+    for (int i = 0; i + 1 < Size::DEPTH; i++) copy(ring + i * Size::STEP, false);
+    tasks.ready();
+    if (IN_RING) {  // the rows of the steps under way, which could not be read before
+        int j = 0, at = begin;
+        x = tasks.ring(0);
+        for (int i = 0; i + 1 < Size::DEPTH && j < n && begin < end; i++) {
+            x.read(at, ring + i * Size::STEP + R::BYTES);
+            at += R::BLOCKS;
+            if (at >= end && ++j < n) at = begin, x = tasks.ring(j);
+        }
+    }
+    int stage = 0;
+    auto b = tasks.rows(0);
+    for (int j = 0; j < n; j++) {
+        float acc[1][tiles_of(NT)][4] = {};
+        int s = s0, stop = min((s0 + 1) * cut.blocks, end);
+        for (int block = begin; block < end; block += R::BLOCKS) {
+            R raw;
+            copy_wait<Size::DEPTH - 2>();
+            if (IN_RING) __syncwarp();  // rows are read by other lanes than copied them
+            const uint8_t *const taken = ring + stage * Size::STEP;
+            raw.take(taken);
+            copy(ring + (stage ? stage - 1 : Size::DEPTH - 1) * Size::STEP, true);  // the stage that was taken a step ago
+            if constexpr (IN_RING) R::template step<1, NT>(&raw, block, stop, typename Ring::At{taken + R::BYTES}, acc, tables);
+            else R::template step<1, NT>(&raw, block, stop, b, acc, tables);
+            stage = stage + 1 == Size::DEPTH ? 0 : stage + 1;
+            if (block + R::BLOCKS < stop) continue;
+            tasks.segment(j, s, acc);
+#pragma unroll
+            for (int i = 0; i < tiles_of(NT) * 4; i++) (&acc[0][0][0])[i] = 0.0f;
+            s++, stop = min(stop + cut.blocks, end);
+        }
+        tasks.finish(j);
+        if (j + 1 < n) b = tasks.rows(j + 1);
+    }
+    copy_wait<0>();
+}
+
+// A warp's stretch of one task's K: the segments s0 .. s1 - 1 of the same tile of MT matrices, for tasks whose weights are
+// known late (the experts'). `stream` without what goes beyond a task: it takes fewer registers.
+template <int DT, int MT> struct Walk {
+    using R = Raw<DT>;
+    using Size = RingSize<DT, MT, NoRing>;
+    typename R::Source from[MT];
+    int s0, s1, begin, end;
+    Cut cut;
+    uint8_t *ring;
+
+    __device__ __forceinline__ Walk(const Mat *const *m, int tile, const Cut &cut, int s0, int s1, uint8_t *ring)
+        : s0(s0), s1(s1), begin(s0 * cut.blocks), end(min(s1 * cut.blocks, m[0]->n_in / 32)), cut(cut), ring(ring) {
+        for (int i = 0; i < MT; i++) from[i] = typename R::Source(*m[i], tile);
+        for (int i = 0; i + 1 < Size::DEPTH; i++) copy(begin + i * R::BLOCKS, i);
+    }
+    __device__ __forceinline__ void copy(int block, int stage) {
+        if (block < end)
+#pragma unroll
+            for (int i = 0; i < MT; i++) R::copy(from[i], block, ring + (stage * MT + i) * R::BYTES);
+        copy_commit();
+    }
+    // done(s, acc) gets the sums of each segment.
+    template <int NT, class B, class Done> __device__ __forceinline__ void run(const B &b, const uint32_t *tables, Done done) {
+        int stage = 0, block = begin;
+        for (int s = s0; s < s1; s++) {
+            float acc[MT][tiles_of(NT)][4] = {};
+            const int stop = min((s + 1) * cut.blocks, end);
+            for (; block < stop; block += R::BLOCKS) {
+                R raw[MT];
+                copy_wait<Size::DEPTH - 2>();
+#pragma unroll
+                for (int i = 0; i < MT; i++) raw[i].take(ring + (stage * MT + i) * R::BYTES);
+                copy(block + (Size::DEPTH - 1) * R::BLOCKS, stage ? stage - 1 : Size::DEPTH - 1);  // taken a step ago
+                R::template step<MT, NT>(raw, block, stop, b, acc, tables);
+                stage = stage + 1 == Size::DEPTH ? 0 : stage + 1;
+            }
+            done(s, acc);
+        }
+        copy_wait<0>();  // the room is free for the next stretch
+    }
+};
