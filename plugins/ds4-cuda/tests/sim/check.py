@@ -25,9 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fallback", action="store_true", help="by the reference path, token by token")
     parser.add_argument("--half", action="store_true", help="float16 cache")
     parser.add_argument("--same", action="store_true", help="also token by token, and compare all bits")
-    parser.add_argument(
-        "--checks", action="store_true", help="trap misaligned access, wide shifts, array bounds (slower)"
-    )
+    parser.add_argument("--checks", action="store_true", help="trap misaligned access, wide shifts, array bounds")
     parser.add_argument("--order", type=int, default=0, help="turns of threads: 0 ascending, 1 descending, else a seed")
     parser.add_argument("--tree", type=Path, help="root of the source tree to test; default: this one")
     return parser.parse_args()
@@ -36,7 +34,7 @@ def arguments() -> argparse.Namespace:
 def run(options: argparse.Namespace, golden: Any, chunk: int, *, fallback: bool) -> tuple[Any, Any]:
     """Logits of the tokens, and the driver."""
     import numpy as np
-    from opening import open_engine
+    from sim_open import open_engine
 
     tokens = golden["tokens"][: options.tokens].tolist()
     engine, cuda = open_engine(

@@ -12,7 +12,7 @@
 
 #include <vector>
 
-struct SimLaunch {  // as Launch in driver.py
+struct SimLaunch {  // as Launch in sim_driver.py
     unsigned grid[3], block, shared_bytes, stack_bytes, argument_bytes, order;
     char *stacks, *shared;  // room for 1024 stacks, stack_bytes apart; dynamic shared memory
     const char *arguments;
@@ -48,6 +48,7 @@ struct Copy {  // of copy_async
 
 struct Thread {
     void *sp;
+    unsigned stack;  // its number
 #if !defined(__x86_64__)
     ucontext_t context;
 #endif
@@ -58,7 +59,7 @@ struct Thread {
 using Finish = void (*)(void *const *lanes, uint32_t mask);
 
 struct Warp {
-    uint32_t alive, ready, waiting, at_barrier;
+    uint32_t alive, ready, fresh, waiting, at_barrier;  // fresh: not begun
     uint32_t mask[32];
     Finish finish[32];
     void *operation[32];
@@ -67,6 +68,7 @@ struct Warp {
 static Thread threads[1024], main_thread;
 static Warp warps[32];
 static unsigned n_alive, n_at_barrier, barrier_sum, barrier_result;
+static unsigned free_stacks[1024], n_free;  // last in, first out: threads that never wait share one that is in the cache
 static bool failed;
 static const SimLaunch *launch;
 static const char *kernel_name;
@@ -143,7 +145,9 @@ __attribute__((noinline)) static void meet(uint32_t mask, void *operation, Finis
     if (!(mask >> lane & 1)) SIM_FAIL("a lane calls a collective of mask %08x that leaves it out", mask);
     for (uint32_t others = w.waiting & mask; others; others &= others - 1) {
         const int other = __builtin_ctz(others);
-        if (w.mask[other] != mask || w.finish[other] != finish)
+        if (w.mask[other] == mask && w.finish[other] == finish) {
+            if (mask == 0xffffffffu) break;  // it was compared with the others
+        } else
             SIM_FAIL("lanes %u and %d are at different collectives (masks %08x, %08x)", lane, other, mask, w.mask[other]);
     }
     w.mask[lane] = mask, w.finish[lane] = finish, w.operation[lane] = operation;
@@ -156,6 +160,7 @@ static void leave() {  // the present thread has ended
     Warp &w = warp();
     w.alive &= ~(1u << threadIdx.x % 32);
     n_alive--;
+    free_stacks[n_free++] = threads[threadIdx.x].stack;
     for (uint32_t rest = w.waiting; rest; rest &= rest - 1)
         if (complete(w, __builtin_ctz(rest))) break;
     if (n_alive && n_at_barrier == n_alive) release_barrier();
@@ -168,11 +173,11 @@ static void thread_main() {
     __builtin_unreachable();
 }
 
-static void start(unsigned i) {
-    Thread &t = threads[i];
+static void begin(Thread &t) {
     t.copies.clear();
     t.groups.clear();
-    char *bottom = launch->stacks + (size_t)i * launch->stack_bytes, *top = bottom + launch->stack_bytes - 64 - i % 32 * 128;
+    t.stack = free_stacks[--n_free];
+    char *bottom = launch->stacks + (size_t)t.stack * launch->stack_bytes, *top = bottom + launch->stack_bytes - 64 - t.stack % 32 * 128;
 #if defined(__x86_64__)
     void **sp = (void **)top;  // a multiple of 16: after the return into thread_main it is what a call leaves behind
     *--sp = nullptr;
@@ -212,11 +217,11 @@ static void run_block() {
     random = launch->order * 2654435761u + blockIdx.x * 97u + blockIdx.y * 13u;
     for (unsigned w = 0; w < n_warps; w++) {
         const unsigned lanes = n - w * 32 < 32 ? n - w * 32 : 32;
-        warps[w].alive = warps[w].ready = lanes == 32 ? 0xffffffffu : (1u << lanes) - 1;
+        warps[w].alive = warps[w].ready = warps[w].fresh = lanes == 32 ? 0xffffffffu : (1u << lanes) - 1;
         warps[w].waiting = warps[w].at_barrier = 0;
     }
     n_alive = n, n_at_barrier = barrier_sum = 0;
-    for (unsigned i = 0; i < n; i++) start(i);
+    for (n_free = 0; n_free < n; n_free++) free_stacks[n_free] = n - 1 - n_free;
     while (n_alive) {
         bool moved = false;
         for (unsigned k = 0; k < n_warps; k++) {
@@ -226,6 +231,10 @@ static void run_block() {
                 const unsigned lane = next_lane(w.ready, random);
                 w.ready &= ~(1u << lane);
                 threadIdx.x = at * 32 + lane;
+                if (w.fresh >> lane & 1) {
+                    w.fresh &= ~(1u << lane);
+                    begin(threads[threadIdx.x]);
+                }
                 change(main_thread, threads[threadIdx.x]);
                 moved = true;
                 if (failed) return;

@@ -65,7 +65,7 @@ class Guarded:
             ctypes.memset(self.at, 0xFF, room)
 
     def __int__(self) -> int:
-        return self.at
+        return int(self.at)
 
     def free(self) -> None:
         if self.start:
@@ -109,9 +109,7 @@ class Function:
         if not (0 < block[0] <= 1024 and block[1:] == (1, 1) and min(grid) > 0 and max(grid[1:]) < 65536):
             raise SimCuda.LogicError(f"{self.name}: invalid launch, grid {grid}, block {block}")
         if shared_size > self.shared or len(arguments) != self.size:
-            raise SimCuda.LogicError(
-                f"{self.name}: {shared_size} bytes of shared memory, {len(arguments)} of arguments"
-            )
+            raise SimCuda.LogicError(f"{self.name}: {shared_size} bytes of shared memory, {len(arguments)} passed")
         self.driver.call(self, grid, block[0], arguments, shared_size)
 
 

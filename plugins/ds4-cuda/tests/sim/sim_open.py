@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import driver
+import sim_build
+import sim_driver
 from ds4_cuda import kernels, runner, weights
 from ds4_cuda.backend import CudaBackend
 
-import build
 import ds4
 
 
@@ -29,7 +29,7 @@ def patched(*, checks: bool = False) -> Iterator[None]:
     """Kernels are compiled for the CPU inside the block; steps are not recorded as graphs, staging is small."""
 
     def compile_all(arch: str, folder: Path | None = None) -> dict[str, bytes]:
-        made = build.compile_all(kernels.source_folder(), files(), kernels.defines(), checks=checks)
+        made = sim_build.compile_all(kernels.source_folder(), files(), kernels.defines(), checks=checks)
         return {name: str(path).encode() for name, path in made.items()}
 
     with contextlib.ExitStack() as stack:
@@ -41,9 +41,9 @@ def patched(*, checks: bool = False) -> Iterator[None]:
 
 def open_engine(
     path: Path, *, exact: bool = True, cache_dtype: str = "float32", checks: bool = False, order: int = 0, **limits: Any
-) -> tuple[Any, driver.SimCuda]:
+) -> tuple[Any, sim_driver.SimCuda]:
     """An engine and its driver."""
-    cuda = driver.SimCuda(order)
+    cuda = sim_driver.SimCuda(order)
     chosen = ds4.Limits(**{"sessions": 3, "context": 600, "max_rows": 64, **limits})
     with patched(checks=checks):
         return ds4.Engine.open(path, CudaBackend(cuda), chosen, exact=exact, cache_dtype=cache_dtype), cuda

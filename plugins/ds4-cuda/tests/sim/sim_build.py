@@ -1,7 +1,7 @@
 """Compiles the kernel sources for the CPU: one shared library per .cu file, kept by a hash of everything that goes in.
 
-The sources are compiled as they are, but for one thing that macros cannot do: `extern __shared__ T name[]` becomes a
-pointer to the room that a launch gives.
+The sources are compiled as they are, but for two things that macros cannot do: `extern __shared__ T name[]` becomes a
+pointer to the room that a launch gives, and records are read where they lie instead of copied for every thread.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 HEADERS = ("sim.h", "fibers.h", "sim_ptx.h", "cuda_fp16.h")
 OPTIONS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fno-ipa-reference"]
-OPTIONS += ["-fno-delete-null-pointer-checks", "-fPIC", "-shared", "-DDS4_SIM", "-w", "-fvisibility=hidden", "-g1"]
+OPTIONS += ["-fno-delete-null-pointer-checks", "-fPIC", "-shared", "-DDS4_SIM", "-w", "-fvisibility=hidden"]
 if platform.machine() in ("x86_64", "AMD64"):
     OPTIONS += ["-march=x86-64-v3"]
 CHECKS = ["-fsanitize=alignment,bounds,shift,integer-divide-by-zero,unreachable", "-fsanitize-undefined-trap-on-error"]
 """Traps for what a GPU refuses or leaves open and a CPU does not mind."""
 
 DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s*\b(\w+)\[\];")
+RECORD = re.compile(r"\bconst (Run|Layer|Jobs|Mat) (\w+)(?=[,)])")
 JOBS = 2
 
 
@@ -36,6 +37,7 @@ def find_compiler() -> str | None:
 
 def rewritten(path: Path) -> str:
     text = DYNAMIC.sub(r"\1 *const \2 = (\1 *)sim::dynamic_shared;", path.read_text(encoding="utf-8"))
+    text = RECORD.sub(r"const \1 &\2", text)
     return f'#line 1 "{path}"\n{text}'
 
 
