@@ -19,12 +19,13 @@ REQUIREMENTS = $(PY) -c "import sys, tomllib; p = tomllib.load(open('pyproject.t
 	e = p['project']['optional-dependencies']; e['build'] = p['build-system']['requires']; \
 	print(*(r for name in sys.argv[1:] for r in e[name]), sep='\n')"
 
-.PHONY: help demo test test-example bench lint docs example clean
+.PHONY: help demo test test-example test-cuda bench lint docs example clean
 
 help:
 	@echo "make demo          build ds4 into .venv and run four conversations at once on the CPU"
 	@echo "make test          build and run all tests               (ARGS=... for pytest)"
 	@echo "make test-example  the tests of plugins/ds4-example, among them the conformance suite"
+	@echo "make test-cuda     the tests of plugins/ds4-cuda that need no GPU: its kernels run on the CPU"
 	@echo "make lint          ruff, mypy, and the type stubs against what was compiled"
 	@echo "make bench         run the benchmarks                    (ARGS=... for each)"
 	@echo "make docs          write the reference pages of docs/ from the sources"
@@ -40,6 +41,10 @@ test: $(BUILT) $(EXTRAS) $(EXAMPLE)
 # In its own folder and with its own settings, as its author would.
 test-example: $(BUILT) $(EXTRAS) $(EXAMPLE)
 	cd plugins/ds4-example && $(abspath $(PY)) -m pytest $(ARGS)
+
+# In a process of its own: the plugin's folder on the path would make it a backend of all other tests.
+test-cuda: $(BUILT) $(EXTRAS)
+	$(PY) -m pytest plugins/ds4-cuda/tests $(ARGS)
 
 bench: $(BUILT)
 	@for script in benchmarks/*.py; do echo "$(PY) $$script $(ARGS)"; $(PY) $$script $(ARGS) || exit 1; done
