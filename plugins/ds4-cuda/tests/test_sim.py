@@ -25,7 +25,10 @@ GOLDEN = HERE.parents[2] / "tests" / "golden"
 CASES = ["tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-q4k", "quant-iq2", "quant-q2k"]
 LONG = ["tiny-flash", "tiny-pro", "quant-q4k"]  # run beyond an HCA window, and the first beyond its sliding window
 QUANTISED = [case for case in CASES if case.startswith("quant")]
-pytestmark = pytest.mark.skipif(sim_build.find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    sim_build.find_compiler() is None,
+    reason="the kernels are compiled for the CPU: install g++ or name a C++17 compiler in CXX (a C compiler is not enough)",
+)
 
 
 # ---------------------------------------------------------------- golden files

@@ -82,7 +82,6 @@ static inline uint32_t to_tf32(float v) {
 // ---------------------------------------------------------------- words
 
 static inline uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which) { return sim_prmt(low, high, which); }
-static inline uint32_t shift_by_product(uint32_t v, uint32_t scale) { return (uint32_t)((unsigned long long)v * scale >> 32); }
 static inline float reciprocal(float v) { return 1.0f / v; }
 
 struct SharedTable {
