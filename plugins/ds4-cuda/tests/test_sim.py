@@ -27,7 +27,7 @@ LONG = ["tiny-flash", "tiny-pro", "quant-q4k"]  # run beyond an HCA window, and 
 QUANTISED = [case for case in CASES if case.startswith("quant")]
 pytestmark = pytest.mark.skipif(
     sim_build.find_compiler() is None,
-    reason="the kernels are compiled for the CPU: install g++ or name a C++17 compiler in CXX (a C compiler is not enough)",
+    reason="the kernels are compiled for the CPU: install g++, or name a C++17 compiler in CXX",
 )
 
 
