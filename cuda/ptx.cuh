@@ -84,13 +84,14 @@ __device__ __forceinline__ void copy_async4(void *shared, const void *global) {
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-// Programmatic dependent launch: a kernel may start while the one before it ends. Every kernel calls follow() before it
-// reads or writes anything that another kernel of a step writes or reads. Weights and the step's arrays, which no kernel
-// writes, may be read earlier.
+// Programmatic dependent launch: a kernel's blocks may start as soon as all blocks of the one before have called follow(),
+// and wait in their own until that one has completed. Every block of every kernel calls it once, before it reads or
+// writes anything that another kernel of a step writes or reads. Weights and the step's arrays, which no kernel writes,
+// may be read earlier. See ds4_cuda/graphs.py.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 #endif

@@ -6,6 +6,7 @@ whether a step is allowed, and whether it happened. A runner therefore never nee
 
 One step, as the core calls it (one thread at a time, always under the engine's lock):
 
+    runner.make_logits(n_logit_rows, vocab)      when no block of an earlier step is free
     runner.begin(plan)
     runner.encode_batch_shared(plan)             when runner.why_not_shared(plan) is None
       or runner.encode_token_fallback(plan, row) for row = 0, 1, ... n_rows - 1
@@ -201,6 +202,11 @@ class StepPlan(Protocol):
         """int32 [n_logit_rows], ascending: rows whose logits are wanted. Row j of `read_logits` is row
         logit_rows[j] of the step."""
 
+    @property
+    def logits(self) -> Float32s:
+        """float32 [n_logit_rows, vocab], not set: what `read_logits` will be called with, in memory of `make_logits`. A
+        runner may let its device write there as soon as logits are known."""
+
     def check(self) -> None:
         """Raise if the step was cancelled or a signal (Ctrl-C) is pending. Long native work calls it, with the
         GIL, every 50 ms or so; the core then aborts the step."""
@@ -234,6 +240,13 @@ class Runner(ABC):
     @abstractmethod
     def end(self, plan: StepPlan) -> None:
         """Submit what was encoded and wait once. Logits are ready afterwards; rings are still as before the step."""
+
+    def make_logits(self, n_rows: int, vocab: int) -> Float32s:
+        """Memory for the logits of a step: float32 [n_rows, vocab], C-contiguous, not set. Called before `begin` when no
+        block of an earlier step is free. For runners whose device writes faster to memory of a kind (page-locked, say).
+        It must stay good as long as anybody refers to it, also after `close`; its base must not be another array, or
+        those who refer to parts of it cannot be counted."""
+        return np.empty((n_rows, vocab), np.float32)
 
     @abstractmethod
     def read_logits(self, plan: StepPlan, out: Float32s) -> None:

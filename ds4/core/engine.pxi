@@ -313,6 +313,8 @@ cdef class EngineCore:
             if cows:
                 call = "copy_state"
                 runner.copy_state((), cows)
+            call = "make_logits"
+            plan.logits = block = self.logits_block(plan.n_logit_rows)
             call = "begin"
             runner.begin(plan)
             if reason is None:
@@ -326,13 +328,14 @@ cdef class EngineCore:
             call = "end"
             runner.end(plan)
             call = "read_logits"
-            block = self.logits_block(plan.n_logit_rows)
             runner.read_logits(plan, block)
             call = "publish"
             interrupt = publish(runner, plan)
         except BaseException as exc:
             self.abort(exc, call)
             raise
+        finally:
+            plan.logits = None
         self.last_path = self.path
         return block, interrupt
 
@@ -343,7 +346,7 @@ cdef class EngineCore:
         for i in range(len(self.blocks)):
             if self.blocks[i].shape[0] >= n and Py_REFCNT(PyList_GET_ITEM(self.blocks, i)) == 1:
                 return self.blocks[i][:n]
-        block = np.empty((n, self.vocab), np.float32)
+        block = self.runner.make_logits(n, self.vocab)
         if 0 < block.nbytes <= KEPT_BLOCK_BYTES:
             self.blocks.append(block)
             del self.blocks[:-KEPT_BLOCKS]

@@ -28,6 +28,7 @@ cdef class StepPlan:
     cdef _Int32Array _tokens, _pos, _row_item, _item_row, _item_pos, _item_slab, _page_start, _page_ids, _logit_rows
     cdef _Int32Array cow_page  # per item: the shared page that a private copy replaces, or -1
     cdef bint cancelled
+    cdef readonly object logits
 
     def __cinit__(self, int max_rows, int max_items, Py_ssize_t max_pages):
         self._tokens = _Int32Array(max_rows)

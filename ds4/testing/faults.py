@@ -105,6 +105,9 @@ class FaultyRunner(Runner):
         self.inner.end(plan)
         self._leave(late)
 
+    def make_logits(self, n_rows: int, vocab: int) -> Float32s:
+        return self.inner.make_logits(n_rows, vocab)
+
     def read_logits(self, plan: StepPlan, out: Float32s) -> None:
         late = self._enter("read_logits")
         self.inner.read_logits(plan, out)

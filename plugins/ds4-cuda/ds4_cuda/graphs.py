@@ -3,13 +3,15 @@
 Without cuda.bindings the lists are launched one by one: the same kernels, more host time. Used on the owner thread.
 
 In a graph, kernels overlap where the GPU can (compute capability 9.0, driver of CUDA 12.3): each is launched as the
-programmatic dependent of the one before, so its blocks may start, and read weights, while that one ends. What makes it
-correct: every block of every kernel calls follow() before it touches anything else, which waits until the kernel before
-has completed and its writes can be seen; then only may the next kernel's blocks start. So a kernel completes after its
-predecessor did, and when follow() returns everything earlier in the graph is done, not just the kernel before. The
-first kernel has no such edge and the graph as a whole is in stream order: the copy of the step's arrays in front of it
-is done when it starts, and the copy of the logits behind it starts when all of its kernels are done. Launches outside
-of graphs (a bucket's first step, publishing, the reference path) and copies between sessions are in plain order.
+programmatic dependent of the one before, and every block of every kernel calls follow() before it touches anything
+that another kernel touches. follow() lets the next kernel's blocks start, which then take whatever room is free on the
+GPU and read their first weights, and waits until the kernel before has completed and its writes can be seen. What
+makes it correct: a kernel completes after all of its blocks have waited, so after its predecessor completed, and so
+on: when follow() returns, everything earlier in the graph is done, not just the kernel before. Nothing can block: a
+kernel's blocks start only when all blocks of its predecessor have started. The first kernel has no such edge and the
+graph as a whole is in stream order: the copy of the step's arrays in front of it is done when it starts, and the copy
+of the logits behind it starts when all of its kernels are done. Launches outside of graphs (a bucket's first step,
+publishing, the reference path) and copies between sessions are in plain order.
 """
 
 from __future__ import annotations

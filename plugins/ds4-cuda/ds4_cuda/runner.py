@@ -1,16 +1,15 @@
 """The runner: a model opened on a GPU. Brings the step's arrays to the device and starts its launches.
 
-Nothing between begin and end waits for the device. Logits come back in one copy to pinned memory that is enqueued
-behind the step; `end` waits for it. All driver calls go through the device's owner thread.
+Nothing between begin and end waits for the device. Logits come back in one copy that is enqueued behind the step, to the
+block that the core will hand to its sessions; `end` waits for it. All driver calls go through the device's owner
+thread, and a step goes there once, in `end`: publishing waits for the next call that does.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,13 +27,14 @@ from ds4_cuda.device import Device
 from ds4_cuda.graphs import Launcher, can_overlap, load_bindings
 from ds4_cuda.kernels import STATIC_SHARED, Kernels, shared_room
 from ds4_cuda.launches import Sequence, bucket_of
+from ds4_cuda.logits import LogitsMemory
 from ds4_cuda.memory import DeviceMemory
+from ds4_cuda.products import Launch
 from ds4_cuda.records import DTYPES
 from ds4_cuda.reference import Reference
-from ds4_cuda.work import STAGING_BYTES, step_ints
+from ds4_cuda.work import step_ints
 
-COPIERS, COPY_BYTES = 4, 1 << 20
-"""Threads that copy logits out of pinned memory, and the least that one of them takes."""
+T = TypeVar("T")
 
 
 class CudaRunner(Runner):
@@ -78,12 +78,23 @@ class CudaRunner(Runner):
         self._reference = Reference(self._sequence)
         self._launcher = Launcher(kernels, self._stream, api)
         self._queued: list[Callable[[], None]] = []
-        self._copiers = ThreadPoolExecutor(COPIERS - 1, thread_name_prefix="ds4-cuda-copy")
-        self._done = driver.Event()
+        self._unpublished: Launch | None = None  # of the last step that was completed
+        self._published = False  # whether the running step got as far as publishing
         n_ints = sum(step_ints(self.limits).values())
         self._step_host = driver.pagelocked_empty(n_ints, np.int32)
-        rows = max(1, min(self.limits.max_rows or 1, STAGING_BYTES // (4 * shape.vocab)))
-        self._logits_host = driver.pagelocked_empty((rows, shape.vocab), np.float32)
+        self._logits = LogitsMemory(api, shape.vocab)
+        self._logits_read = False  # whether the running step's logits are where they belong
+
+    def _on_device(self, doing: str, work: Callable[[], T], poll: Callable[[], None] | None = None) -> T:
+        """Run `work` on the owner thread, after what the step before left to publish."""
+
+        def in_order() -> T:
+            if self._unpublished is not None:
+                self._launcher.launch([self._unpublished])
+                self._unpublished = None
+            return work()
+
+        return self.device.run(doing, in_order, poll)
 
     # ------------------------------------------------------------ a step
 
@@ -98,6 +109,7 @@ class CudaRunner(Runner):
             driver.memcpy_htod_async(self._memory.step_at, host, self._stream)
 
         self._queued = [start]
+        self._published = self._logits_read = False
 
     def _run_queued(self) -> None:
         """What begin and encode asked for. Every change of thread costs tens of microseconds, so a step has one."""
@@ -106,25 +118,10 @@ class CudaRunner(Runner):
             work()
 
     def _check_plan(self, plan: StepPlan) -> None:
-        """No number in the plan may lead a kernel out of its buffers."""
-        n, k = plan.n_rows, plan.n_items
-        if not (0 < k <= n <= self.capabilities.max_rows and len(plan.logit_rows) <= n):
+        """The core has checked the numbers in the plan; here only that they fit into the buffers made for them."""
+        n, k, room = plan.n_rows, plan.n_items, step_ints(self.limits)["page_ids"]
+        if not (0 < k <= n <= self.capabilities.max_rows and len(plan.logit_rows) <= n and len(plan.page_ids) <= room):
             raise BackendError("the plan has no rows or too many", backend="cuda", rows=n)
-        tokens, slabs, pages = plan.tokens[:n], plan.item_slab[:k], plan.page_ids
-        ends = plan.item_pos[:k] + np.diff(plan.item_row[: k + 1])
-        sound = (
-            bool(((tokens >= 0) & (tokens < self.shape.vocab)).all())
-            and bool(((slabs >= 0) & (slabs < self.limits.sessions)).all())
-            and (len(pages) == 0 or (int(pages.min()) >= 0 and int(pages.max()) < (self.limits.pages or 0)))
-            and bool((np.diff(plan.page_start[: k + 1]) * 256 >= ends).all())
-            and int(ends.max()) <= self.limits.context
-            and len(pages) <= self._memory_room()
-        )
-        if not sound:
-            raise BackendError("the plan points outside the model, the cache or the step", backend="cuda")
-
-    def _memory_room(self) -> int:
-        return step_ints(self.limits)["page_ids"]
 
     def _upload_step(self, plan: StepPlan) -> None:
         host, at = self._step_host, self._memory.step_offset
@@ -153,54 +150,47 @@ class CudaRunner(Runner):
         launches = list(self._reference.row(row, int(plan.pos[row]), slots))
         self.n_launches = len(launches)
         self._queued.append(lambda: self._launcher.launch(launches))
-        self.device.run("running a row", self._run_queued)
+        self._on_device("running a row", self._run_queued)
 
     def end(self, plan: StepPlan) -> None:
         self.device.require()
-        n = min(len(plan.logit_rows), len(self._logits_host))
+        out = plan.logits
+        is_direct = len(out) > 0 and self._logits.holds(out)
 
         def finish() -> None:
             self._run_queued()
-            if n:
-                where = int(self._memory.run["logits"])
-                self.device.driver.memcpy_dtoh_async(self._logits_host[:n], where, self._stream)
+            if is_direct:
+                self.device.driver.memcpy_dtoh_async(out, int(self._memory.run["logits"]), self._stream)
             self._stream.synchronize()
 
-        self.device.run("finishing a step", finish, poll=plan.check)
+        self._on_device("finishing a step", finish, poll=plan.check)
+        self._logits_read = is_direct
+
+    def make_logits(self, n_rows: int, vocab: int) -> Any:
+        self.device.require()
+        made = self._logits.reuse(n_rows)
+        if made is None and self._logits.has_room(n_rows):
+            made = self.device.run("making room for logits", lambda: self._logits.make(n_rows))
+        return super().make_logits(n_rows, vocab) if made is None else made
 
     def read_logits(self, plan: StepPlan, out: Any) -> None:
         self.device.require()
-        n, room = len(plan.logit_rows), len(self._logits_host)
-        if out.shape != (n, self.shape.vocab):
+        if out.shape != (len(plan.logit_rows), self.shape.vocab):
             raise BackendError("the logits buffer has the wrong shape", backend="cuda", found=out.shape)
-        self._copy(out[:room], self._logits_host[:n])
-
-        def more() -> None:
-            for first in range(room, n, room):
-                rows = out[first : first + room]
-                where = int(self._memory.run["logits"]) + 4 * first * self.shape.vocab
-                self.device.driver.memcpy_dtoh(rows, where)
-
-        if n > room:
-            self.device.run("reading logits", more)
-
-    def _copy(self, to: Any, rows: Any) -> None:
-        """Large blocks by several threads: one of them alone would take longer than the GPU's way to memory."""
-        parts = max(1, min(COPIERS, rows.nbytes // COPY_BYTES))
-        bounds = [len(rows) * i // parts for i in range(parts + 1)]
-        spans = list(itertools.pairwise(bounds))
-        others = [self._copiers.submit(np.copyto, to[a:b], rows[a:b]) for a, b in spans[1:]]
-        np.copyto(to[: spans[0][1]], rows[: spans[0][1]])
-        for other in others:
-            other.result()
+        if len(out) and not (self._logits_read and out is plan.logits):
+            where = int(self._memory.run["logits"])
+            self._on_device("reading logits", lambda: self.device.driver.memcpy_dtoh(out, where))
 
     def publish(self, plan: StepPlan) -> None:
+        """Left to the next call that goes to the device: a hand-over of its own takes longer than the kernel."""
         self.device.require()
-        launch = self._sequence.publish(plan.n_rows, self._memory.layer_table)
-        self.device.run("publishing a step", lambda: self._launcher.launch([launch]))
+        self._unpublished = self._sequence.publish(plan.n_rows, self._memory.layer_table)
+        self._published = True
 
     def abort(self, plan: StepPlan) -> None:
         self._queued = []
+        if self._published:
+            self._unpublished = None
         if not (self.device.is_lost or self.device.is_closed):
             self.device.run("aborting a step", self._stream.synchronize)
 
@@ -221,7 +211,7 @@ class CudaRunner(Runner):
             for source, to in pages:
                 driver.memcpy_dtod_async(self._page(to), self._page(source), layout.page_bytes, self._stream)
 
-        self.device.run("copying sessions", copy)
+        self._on_device("copying sessions", copy)
 
     def export_state(self, slab: int, pages: Seq[int]) -> tuple[Any, Any]:
         slab_bytes = np.empty(self.layout.slab_bytes, np.uint8)
@@ -234,7 +224,7 @@ class CudaRunner(Runner):
                 if row.size:
                     self.device.driver.memcpy_dtoh(row, self._page(page))
 
-        self.device.run("exporting a session", export)
+        self._on_device("exporting a session", export)
         return slab_bytes, page_bytes
 
     def import_state(self, slab: int, pages: Seq[int], slab_bytes: Any, page_bytes: Any) -> None:
@@ -250,7 +240,7 @@ class CudaRunner(Runner):
                 if row.size:
                     self.device.driver.memcpy_htod(self._page(page), row)
 
-        self.device.run("importing a session", write)
+        self._on_device("importing a session", write)
 
     def close(self) -> None:
         """Free everything. What a lost context held is gone with it."""
@@ -260,11 +250,11 @@ class CudaRunner(Runner):
         def free() -> None:
             self._stream.synchronize()
             self._launcher.close()
+            self._logits.close()
             self._memory.free()
-            for name in ("_step_host", "_logits_host", "_done", "_stream", "_launcher", "_memory"):
+            for name in ("_step_host", "_logits", "_stream", "_launcher", "_memory"):
                 delattr(self, name)
 
-        self._copiers.shutdown()
         if not self.device.is_lost:
             self.device.run("closing the engine", free)
         self.device.close()

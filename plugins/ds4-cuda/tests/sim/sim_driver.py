@@ -11,6 +11,7 @@ import mmap
 import threading
 import time
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,9 @@ class SimCuda:
         made = np.empty(shape, dtype)
         made.view(np.uint8).fill(0xFF)
         return made
+
+    def register_host_memory(self, data: Any) -> Any:
+        return SimpleNamespace(ctypes=data.ctypes, base=SimpleNamespace(unregister=lambda: None))
 
     def memset_d8(self, at: int, value: int, n: int) -> None:
         ctypes.memset(int(at), value, n)
