@@ -53,6 +53,14 @@ __device__ __forceinline__ const uint8_t *find_key(const Run &run, const Layer &
     return key < view.n_raw + view.n_entries ? visible_at(run, layer, view, key) : nullptr;
 }
 
+// Whether a visible row was there before this step, so that no kernel of it writes it.
+__device__ __forceinline__ bool is_old(const Run &run, const Layer &layer, const View &view, int t) {
+    const int before = run.item_pos[view.item];
+    return t < view.n_raw ? view.first + t < before : (t - view.n_raw + 1) * layer.ratio <= before;
+}
+
+#define LATER ((const uint8_t *)1)  // a row that another call stages
+
 // A block of 32 visible rows to shared memory, of which a lane knows one each; zeros for those that are not there and
 // beyond the head.
 __device__ __forceinline__ void stage_keys(const Run &run, const uint8_t *mine, float *to) {
@@ -62,6 +70,7 @@ __device__ __forceinline__ void stage_keys(const Run &run, const uint8_t *mine, 
         const int key = i * WARPS8 + warp;
         const uint8_t *from = (const uint8_t *)__shfl_sync(FULL, (unsigned long long)mine, key);
         float *row = to + key * (words + 4);
+        if (from == LATER) continue;
         for (int k = lane * 4; k < words; k += 128) {
             if (!from || k >= run.head_dim) {
                 *(float4 *)(row + k) = make_float4(0, 0, 0, 0);
@@ -221,11 +230,18 @@ template <int MT> __device__ __forceinline__ void attend_block(const Run &run, c
     const bool is_row = row < *run.n_rows;
     const View view = view_of(run, layer, row);
     const int n = view.n_raw + view.n_entries;
-    const uint8_t *key = is_row && !view.selected ? find_key(run, layer, view, first) : nullptr;
-    follow();
-    if (!is_row || first >= n) return;
+    if (!is_row || first >= n) return follow();
     float *parts = keys + KEYS8 * words;
-    stage_keys(run, view.selected ? find_key(run, layer, view, first) : key, keys);
+    const uint8_t *key = LATER;
+    if (!view.selected) {
+        key = find_key(run, layer, view, first);
+        const bool now = !key || is_old(run, layer, view, first + lane);
+        stage_keys(run, now ? key : LATER, keys);
+        if (now) key = LATER;
+    }
+    follow();
+    if (view.selected) key = find_key(run, layer, view, first);
+    stage_keys(run, key, keys);
     {
         uint32_t q[MT][2][8 * CHUNKS];
         load_queries<MT>(run, layer, row, h0, parts, q);

@@ -93,11 +93,12 @@ template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tas
     uint32_t *tables = (uint32_t *)dynamic;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
     uint8_t *room = dynamic + table_bytes<DT>();
-    follow();
     const int n_out = Kind::mat(layer, w.shared, 0)->n_out, blocks = (n_out / M_TILE + w.n_groups - 1) / w.n_groups;
+    follow();
+    Tile t = tile_of(run, w.shared, w.tile_rows, w.row, blockIdx.x / blocks);  // loaded together with the count
     const int n_tasks = tile_count(run, w.shared, w.tile_rows, w.row) * blocks;
     for (int task = blockIdx.x; task < n_tasks; task += gridDim.x) {
-        const Tile t = tile_of(run, w.shared, w.tile_rows, w.row, task / blocks);
+        if (task != blockIdx.x) t = tile_of(run, w.shared, w.tile_rows, w.row, task / blocks);
         direct<DT, NT, Kind>(run, layer, w, t, task % blocks, tables, room);
     }
 }

@@ -35,18 +35,30 @@ template <int N> __device__ __forceinline__ float streams_norm(const Run &run, c
     return inverse_rms(squares, streams_of<N>(run) * run.hidden, run.rms_eps);
 }
 
+// Which channels of a slice a thread mixes, eight at a time: k, and if the slice is longer than the block, every `step`.
+// Warps left over mix the same channels and share the twins, whose arithmetic takes most of the time.
+struct Share {
+    int k, step, role, roles;
+    __device__ __forceinline__ explicit Share(int slice) {
+        const int warp = threadIdx.x / 32, n_warps = min(max(slice / 256, 1), (int)blockDim.x / 32);
+        step = n_warps * 256, role = warp / n_warps, roles = blockDim.x / 32 / n_warps;
+        k = blockIdx.y * slice + warp % n_warps * 256 + threadIdx.x % 32 * 8;
+    }
+    __device__ __forceinline__ bool works() const { return role < min(roles, 4); }  // the values, and three twins
+};
+
 // What mixing reads of the model, ahead of follow().
 struct Mixing {
     const float *norm;
+    Share share;
     float scale, base[MAX_STREAMS], w[8];  // w: norm of the thread's first octet
 };
 
 __device__ __forceinline__ Mixing mixing_of(const Run &run, const float *scale, const float *base, const float *norm, int slice) {
-    const int k = blockIdx.y * slice + threadIdx.x * 8;
-    Mixing m = {norm, scale[0]};
+    Mixing m = {norm, Share(slice), scale[0]};
 #pragma unroll
     for (int i = 0; i < MAX_STREAMS; i++) m.base[i] = i < run.n_streams ? base[i] : 0.0f;
-    if (k < run.hidden) load8(norm, k, run.hidden, m.w);
+    if (m.share.k < run.hidden) load8(norm, m.share.k, run.hidden, m.w);
     return m;
 }
 
@@ -81,19 +93,19 @@ __device__ __forceinline__ void store8(float *p, int k, int n, const float *v) {
     }
 }
 
-// xn[out] = rms(x) * norm for the channels [blockIdx.y * slice, + slice) of a row, with its int8 twin. Eight channels per
-// thread.
+// xn[out] = rms(x) * norm for the channels [blockIdx.y * slice, + slice) of a row, with its twins.
 template <int N>
 __device__ __forceinline__ void mix(const Run &run, Mixing &m, int row, int out, int slice, float *room, float *total) {
     const int begin = blockIdx.y * slice, end = min(begin + slice, run.hidden), n = streams_of<N>(run);
     const float *streams = run.streams + (long long)row * n * run.hidden;
+    const Share &share = m.share;
     float v[MAX_STREAMS][8], pre[MAX_STREAMS];
-    int k = begin + threadIdx.x * 8;
-    if (k < end) load_streams<N>(run, streams, k, v);  // on their way while the parts are summed
+    if (share.works() && share.k < end) load_streams<N>(run, streams, share.k, v);  // on their way while the parts are summed
     sum_parts(run, row, room, total);
+    if (!share.works()) return;
     const float inverse = weigh<N>(run, m, total, pre);
-    for (; k - threadIdx.x % 32 * 8 < end; k += blockDim.x * 8) {  // whole warps, for the twins
-        if (k >= begin + blockDim.x * 8 && k < end) {
+    for (int k = share.k; k - threadIdx.x % 32 * 8 < end; k += share.step) {  // whole warps, for the twins
+        if (k != share.k && k < end) {
             load_streams<N>(run, streams, k, v);
             load8(m.norm, k, run.hidden, m.w);
         }
@@ -107,8 +119,8 @@ __device__ __forceinline__ void mix(const Run &run, Mixing &m, int row, int out,
                 if (j < n && k < end) sum[i] = fmaf(pre[j], v[j][i], sum[i]);
 #pragma unroll
         for (int i = 0; i < 8; i++) sum[i] = k < end ? sum[i] * inverse * m.w[i] : 0.0f;
-        if (k < end) store8(run.xn + (long long)out * run.hidden, k, run.hidden, sum);
-        if (run.int8) quantize8(sum, run.xn_q, out, k, run.hidden, k < end && run.hidden % 32 == 0);
+        if (share.role == 0 && k < end) store8(run.xn + (long long)out * run.hidden, k, run.hidden, sum);
+        if (run.int8) quantize8(sum, run.xn_q, out, k, run.hidden, k < end && run.hidden % 32 == 0, share.role, share.roles);
     }
 }
 

@@ -19,36 +19,55 @@ __device__ __forceinline__ int codes_of(const float *v, float inverse, uint32_t 
     return sum;
 }
 
-// Eight values v of a row -> their twins. All lanes of a warp call it with neighbouring k, the channel of v[0], and where
-// there is kq the warp has 256 channels from a multiple of 256 on. n: channels of a row of `to`, a multiple of 32 (else
-// nothing reads the twins); lanes that do not store bring zeros.
-__device__ __forceinline__ void quantize8(const float *v, const Quant &to, long long row, int k, int n, bool store) {
+// Eight values v of a row -> one of their twins. All lanes of a warp call it with neighbouring k, the channel of v[0]. n:
+// channels of a row of `to`, a multiple of 32 (else nothing reads the twins); lanes that do not store bring zeros.
+__device__ __forceinline__ float largest(const float *v) {
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
-    top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
-    const long long tile = row / 8 * (n / 32) + k / 32;
-    const int r = (int)(row % 8), at = r * 32 + k % 32;
+    return top;
+}
+
+__device__ __forceinline__ float largest_of_lanes(float top, int first, int end) {
+    for (int off = first; off < end; off *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, off));
+    return top;
+}
+
+__device__ __forceinline__ long long code_at(long long row, int k, int n) {
+    return (row / 8 * (n / 32) + k / 32) * 256 + row % 8 * 32 + k % 32;
+}
+
+__device__ __forceinline__ void quantize_by_32(const float *v, const Quant &to, long long row, int k, int n, bool store) {
+    const float top = largest_of_lanes(largest(v), 1, 4);
     uint32_t word[2];
-    if (to.q && store) {
-        codes_of(v, top > 0.0f ? 127.0f / top : 0.0f, word);
-        *(uint2 *)(to.q + tile * 256 + at) = make_uint2(word[0], word[1]);
-        if (k % 32 == 0) to.d[tile * 8 + r] = top / 127.0f;
-    }
-    if (to.kq) {
-        for (int off = 4; off < 32; off *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, off));
-        const int sum = codes_of(v, top > 0.0f ? 127.0f / top : 0.0f, word), other = __shfl_xor_sync(FULL, sum, 1);
-        if (store) {
-            *(uint2 *)(to.kq + tile * 256 + at) = make_uint2(word[0], word[1]);
-            if (k % 16 == 0) to.ks[tile * 16 + k % 32 / 16 * 8 + r] = (float)(sum + other);
-            if (k % 256 == 0) to.kd[(row / 8 * (n / 256) + k / 256) * 8 + r] = top / 127.0f;
-        }
-    }
-    if (!to.h || !store) return;
+    if (!store) return;
+    codes_of(v, top > 0.0f ? 127.0f / top : 0.0f, word);
+    *(uint2 *)(to.q + code_at(row, k, n)) = make_uint2(word[0], word[1]);
+    if (k % 32 == 0) to.d[(row / 8 * (n / 32) + k / 32) * 8 + row % 8] = top / 127.0f;
+}
+
+// The warp has 256 channels from a multiple of 256 on.
+__device__ __forceinline__ void quantize_by_256(const float *v, const Quant &to, long long row, int k, int n, bool store) {
+    const float top = largest_of_lanes(largest(v), 1, 32);
+    uint32_t word[2];
+    const int sum = codes_of(v, top > 0.0f ? 127.0f / top : 0.0f, word), other = __shfl_xor_sync(FULL, sum, 1);
+    if (!store) return;
+    *(uint2 *)(to.kq + code_at(row, k, n)) = make_uint2(word[0], word[1]);
+    if (k % 16 == 0) to.ks[(row / 8 * (n / 16) + k / 16) * 8 + row % 8] = (float)(sum + other);
+    if (k % 256 == 0) to.kd[(row / 8 * (n / 256) + k / 256) * 8 + row % 8] = top / 127.0f;
+}
+
+__device__ __forceinline__ void to_halves(const float *v, const Quant &to, long long row, int k, int n, bool store) {
     uint32_t h[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
         h[i] = __half_as_ushort(__float2half_rn(v[2 * i])) | (uint32_t)__half_as_ushort(__float2half_rn(v[2 * i + 1])) << 16;
-    *(uint4 *)(to.h + tile * 256 + at) = make_uint4(h[0], h[1], h[2], h[3]);
+    if (store) *(uint4 *)(to.h + code_at(row, k, n)) = make_uint4(h[0], h[1], h[2], h[3]);
+}
+
+// All twins that there are. `role` of `roles`: warps that have the same values may share them.
+__device__ __forceinline__ void quantize8(const float *v, const Quant &to, long long row, int k, int n, bool store, int role = 0, int roles = 1) {
+    if (to.q && 1 % roles == role) quantize_by_32(v, to, row, k, n, store);
+    if (to.kq && 2 % roles == role) quantize_by_256(v, to, row, k, n, store);
+    if (to.h && 3 % roles == role) to_halves(v, to, row, k, n, store);
 }

@@ -1,4 +1,5 @@
 // Matrix products of all rows of a step on tensor cores (see tensor.cuh): few rows directly, many rows staged.
+#include "route.cuh"
 #include "wide.cuh"
 
 enum { OUT = 20 };  // floats between columns of partial sums: no bank is met twice
@@ -51,9 +52,9 @@ template <int DT, int NT> struct Products {
         return tile * M_TILE < job.n_out && set < jobs.n_groups ? job.first_row / M_TILE + tile : -1;
     }
     __device__ __forceinline__ void ready() {
-        follow();
         first_row = jobs.count ? blockIdx.x * 8 * NT : jobs.row;
         end_row = jobs.count ? min(*jobs.count, first_row + 8 * NT) : jobs.row + 1;
+        follow();
     }
     __device__ __forceinline__ Ring ring(int j) const {
         int block;
@@ -95,28 +96,26 @@ template <int DT, int NT> struct Products {
     }
 };
 
-template <int DT, int NT> __device__ __forceinline__ void products(const Jobs &jobs, int first, int end, const uint32_t *tables, uint8_t *room) {
+template <int DT, int NT>
+__device__ __forceinline__ void products(const Jobs &jobs, int first, int step, int end, const uint32_t *tables, uint8_t *room) {
     const int warp = threadIdx.x / 32, k = warp % jobs.loops;
     const Cut cut = {jobs.n_segments, jobs.segment / 32};
     enum { RING = RingSize<DT, 1, typename Products<DT, NT>::Ring>::BYTES };
-    Products<DT, NT> tasks(jobs, first, gridDim.y, end, (float *)(room + 8 * RING));
+    Products<DT, NT> tasks(jobs, first, step, end, (float *)(room + 8 * RING));
     stream<DT, NT>(cut, k * cut.segments / jobs.loops, (k + 1) * cut.segments / jobs.loops, room + warp * RING, tables, tasks);
 }
 
-// grid (tiles of 8 NT rows, blocks that take turns), block 256: n_groups tiles of 16 outputs times `loops` warps that share
-// the segments of a tile. Shared: the tables of IQ2_XXS, rings, partial sums. Jobs of Q8_0 and, from n_first on, F16 go
-// together.
-template <int DT, int NT> __device__ __forceinline__ void product8(const Run &run, const Jobs &jobs) {
+// Block `y` of n_blocks that take turns. Jobs of Q8_0 and, from n_first on, F16 go together.
+template <int DT, int NT> __device__ __forceinline__ void product8(const Run &run, const Jobs &jobs, int y, int n_blocks) {
     extern __shared__ __align__(16) uint8_t room[];
     uint32_t *tables = (uint32_t *)room;
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
-    const int y = blockIdx.y, first = y < jobs.n_first ? y : jobs.n_blocks;
-    if (DT == Q8_0 && jobs.n_first < jobs.n_blocks) {
-        if (y < jobs.n_first) products<DT, NT>(jobs, y, jobs.n_first, tables, room);
-        const int turns = jobs.n_first > y ? (jobs.n_first - 1 - y) / gridDim.y + 1 : 0;
-        products<F16, NT>(jobs, y + turns * gridDim.y, jobs.n_blocks, tables, room);
-    } else {
-        products<DT, NT>(jobs, first, jobs.n_blocks, tables, room + (DT == IQ2_XXS ? TABLE_BYTES : 0));
+    const bool has_halves = DT == Q8_0 && jobs.n_first < jobs.n_blocks;
+    if (!has_halves || y < jobs.n_first)
+        products<DT, NT>(jobs, y, n_blocks, jobs.n_first, tables, room + (DT == IQ2_XXS ? TABLE_BYTES : 0));
+    if (has_halves) {
+        const int turns = jobs.n_first > y ? (jobs.n_first - 1 - y) / n_blocks + 1 : 0;
+        products<F16, NT>(jobs, y + turns * n_blocks, n_blocks, jobs.n_blocks, tables, room);
     }
 }
 
@@ -136,8 +135,8 @@ template <int DT> __device__ __forceinline__ void wide(const Run &run, const Job
 
 template <int DT> __device__ __forceinline__ void product8w(const Run &run, const Jobs &jobs) {
     extern __shared__ __align__(16) uint8_t room[];
-    follow();
     const int first = blockIdx.x * WIDE, n = min(*jobs.count - first, (int)WIDE);
+    follow();
     if (n <= 0) return;
     int block = blockIdx.y;
     const Job &job = job_of(jobs, &block);
@@ -146,9 +145,11 @@ template <int DT> __device__ __forceinline__ void product8w(const Run &run, cons
     else wide<DT>(run, job, cut, first, n, block, room);
 }
 
+// grid (tiles of 8 NT rows, blocks that take turns), block 256: n_groups tiles of 16 outputs times `loops` warps that share
+// the segments of a tile. Shared: the tables of IQ2_XXS, rings, partial sums.
 #define DIRECT8(NAME, NT, BLOCKS)                                                                                            \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS) product8_##NT##_##NAME(const Run run, const Jobs jobs) {       \
-        product8<NAME, NT>(run, jobs);                                                                                       \
+        product8<NAME, NT>(run, jobs, blockIdx.y, gridDim.y);                                                                \
     }
 #define PRODUCT8(NAME)                                                                                      \
     DIRECT8(NAME, 1, 2)                                                                                     \
@@ -161,3 +162,16 @@ PRODUCT8(Q8_0)
 PRODUCT8(Q4_K)
 PRODUCT8(Q2_K)
 PRODUCT8(IQ2_XXS)
+
+// The same with a first block more, which meanwhile routes the rows (at most 32): neither needs the other. pairs: those of
+// the bucket.
+#define ROUTE8(NT)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
+        route8_##NT(const Run run, const Layer layer, const Jobs jobs, int tile_rows, int pairs) {                     \
+        extern __shared__ __align__(16) int key[];                                                                     \
+        if (blockIdx.y == 0) return route_pairs(run, layer, tile_rows, key, pairs);                                    \
+        product8<Q8_0, NT>(run, jobs, blockIdx.y - 1, gridDim.y - 1);                                                  \
+    }
+ROUTE8(1)
+ROUTE8(2)
+ROUTE8(4)

@@ -3,9 +3,9 @@
 
 // grid (rows, parts of 1024), block 128.
 extern "C" __global__ void quantize_low(const Run run, int row0) {
+    const int row = row0 + blockIdx.x, k = blockIdx.y * 1024 + threadIdx.x * 8, n = run.o_groups * run.o_lora, n_rows = *run.n_rows;
     follow();
-    const int row = row0 + blockIdx.x, k = blockIdx.y * 1024 + threadIdx.x * 8, n = run.o_groups * run.o_lora;
-    if (row >= *run.n_rows) return;
+    if (row >= n_rows) return;
     float v[8] = {};
     if (k < n) load8(run.low + (long long)row * n + k, 0, 8, v);
     quantize8(v, run.low_q, row, k, n, k < n);
@@ -13,9 +13,9 @@ extern "C" __global__ void quantize_low(const Run run, int row0) {
 
 // grid (rows, experts and the shared one, parts of 1024), block 128. is_raw: the shared expert's gate and up are raw still.
 extern "C" __global__ void quantize_act(const Run run, const Layer layer, int row0, int is_raw) {
+    const int row = row0 + blockIdx.x, k = blockIdx.z * 1024 + threadIdx.x * 8, slot = blockIdx.y, n_rows = *run.n_rows;
     follow();
-    const int row = row0 + blockIdx.x, k = blockIdx.z * 1024 + threadIdx.x * 8, slot = blockIdx.y;
-    if (row >= *run.n_rows) return;
+    if (row >= n_rows) return;
     const long long pair = slot < run.n_used ? (long long)row * run.n_used + slot : (long long)run.max_rows * run.n_used + row;
     float v[8] = {};
     float *const act = run.act + pair * run.ffn_width + k;

@@ -61,7 +61,7 @@ struct Run {
     const double *freq[2];  // [rope_dim / 2]: sliding layers, compressed layers
     const uint2 *grid;      // IQ2_XXS magnitudes, 8 bytes for each of 256 indices
     const uint32_t *tables;  // its selectors of magnitudes (256) and of signs (128), a nibble per weight
-    // work buffers
+    // work buffers; max_rows is a multiple of 8
     float *streams;       // [max_rows, n_streams, hidden]
     float *part_z;        // [max_rows, parts of 64 channels, (2 + n) * n + n * (n + 1) / 2]: sums for the next sub-layer
     float *coef;          // [max_rows, (2 + n) * n]: unused, post, C

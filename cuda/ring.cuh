@@ -24,7 +24,8 @@ template <int DT, int NT> struct RowRing {
         const long long blocks = n / 32, first = tile * blocks;
         return {(DT == F16 ? (const uint8_t *)x.h : (const uint8_t *)x.q) + first * ITEM + lane * 16, x.d + first * 8 + lane * 4, (int)blocks, n_rows};
     }
-    // Calls fn(to, from) for every 16 bytes of this lane.
+    enum { PIECES = CODES / 512 + (SCALES > 0) };  // of 16 bytes that a lane brings, per tile
+    // Calls fn(i, to, from) for the i-th 16 bytes of this lane.
     template <typename Fn> __device__ __forceinline__ void each(int block, uint8_t *to, Fn fn) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -33,17 +34,23 @@ template <int DT, int NT> struct RowRing {
 #pragma unroll
             for (int k = 0; k < CODES / 512; k++) {
                 const int piece = lane + 32 * k, row = i * 8 + piece % (ITEM / 16) / (ITEM / 128);
-                if (row < n_rows && block + piece / (ITEM / 16) < blocks) fn(to + i * CODES + piece * 16, from + k * 512);
+                if (row < n_rows && block + piece / (ITEM / 16) < blocks) fn(i * PIECES + k, to + i * CODES + piece * 16, from + k * 512);
             }
             if (SCALES && lane < SCALES / 16 && block + lane / 2 < blocks)
-                fn(to + NT * CODES + i * SCALES + lane * 16, (const uint8_t *)(d + (i * blocks + block) * 8));
+                fn(i * PIECES + CODES / 512, to + NT * CODES + i * SCALES + lane * 16, (const uint8_t *)(d + (i * blocks + block) * 8));
         }
     }
     __device__ __forceinline__ void copy(int block, uint8_t *to) const {
-        each(block, to, [](uint8_t *to, const uint8_t *from) { copy_async(to, from); });
+        each(block, to, [](int, uint8_t *to, const uint8_t *from) { copy_async(to, from); });
     }
-    __device__ __forceinline__ void read(int block, uint8_t *to) const {  // at once
-        each(block, to, [](uint8_t *to, const uint8_t *from) { *(uint4 *)to = *(const uint4 *)from; });
+    struct Held {  // a step's rows on their way through registers
+        uint4 v[NT * PIECES];
+    };
+    __device__ __forceinline__ void load(int block, Held &held) const {
+        each(block, nullptr, [&](int i, uint8_t *, const uint8_t *from) { held.v[i] = *(const uint4 *)from; });
+    }
+    __device__ __forceinline__ void store(int block, uint8_t *to, const Held &held) const {
+        each(block, to, [&](int i, uint8_t *to, const uint8_t *) { *(uint4 *)to = held.v[i]; });
     }
     struct At {  // in shared memory
         const uint8_t *p;
@@ -61,8 +68,10 @@ template <class A, class B> struct Choose<false, A, B> { using type = B; };
 struct NoRing {  // rows are read where they lie
     enum { BYTES = 0 };
     struct At {};
+    struct Held {};
     __device__ __forceinline__ void copy(int, uint8_t *) const {}
-    __device__ __forceinline__ void read(int, uint8_t *) const {}
+    __device__ __forceinline__ void load(int, Held &) const {}
+    __device__ __forceinline__ void store(int, uint8_t *, const Held &) const {}
 };
 
 template <int DT, int MT, class Ring> struct RingSize {  // as `ring` in ds4_cuda/tensor.py
@@ -106,14 +115,21 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     };
     for (int i = 0; i + 1 < Size::DEPTH; i++) copy(ring + i * Size::STEP, false);
     tasks.ready();
-    if (IN_RING) {  // the rows of the steps under way, which could not be read before
-        int j = 0, at = begin;
-        x = tasks.ring(0);
-        for (int i = 0; i + 1 < Size::DEPTH && j < n && begin < end; i++) {
-            x.read(at, ring + i * Size::STEP + R::BYTES);
-            at += R::BLOCKS;
-            if (at >= end && ++j < n) at = begin, x = tasks.ring(j);
-        }
+    if (IN_RING) {  // the rows of the steps under way, which could not be read before: all loads, then all stores
+        typename Ring::Held held[Size::DEPTH - 1];
+        const auto each = [&](auto fn) {
+            int j = 0, at = begin;
+            x = tasks.ring(0);
+#pragma unroll
+            for (int i = 0; i + 1 < Size::DEPTH; i++) {
+                if (j >= n || begin >= end) break;
+                fn(i, at);
+                at += R::BLOCKS;
+                if (at >= end && ++j < n) at = begin, x = tasks.ring(j);
+            }
+        };
+        each([&](int i, int at) { x.load(at, held[i]); });
+        each([&](int i, int at) { x.store(at, ring + i * Size::STEP + R::BYTES, held[i]); });
     }
     int stage = 0;
     auto b = tasks.rows(0);

@@ -20,9 +20,10 @@ __device__ __forceinline__ Tile tile_of(const Run &run, int shared, int tile_row
         const int first = i * tile_rows;
         return {nullptr, 0, first, min(*run.n_rows - first, tile_rows), behind + first, true};
     }
-    if (i >= run.tiles[0]) return {nullptr, 0, 0, 0, 0, false};
-    const int *tile = run.tiles + 1 + 3 * i;
-    return {run.pairs + tile[1], tile[0], tile[1], tile[2], 0, false};
+    // All loads at once: what lies beyond the last tile is read and not used.
+    const int *tile = run.tiles + 1 + 3 * i, n_tiles = run.tiles[0], expert = tile[0], first = tile[1], n = tile[2];
+    const bool is_there = i < n_tiles;
+    return {run.pairs + (is_there ? first : 0), is_there ? expert : 0, is_there ? first : 0, is_there ? n : 0, 0, false};
 }
 
 __device__ __forceinline__ int tile_count(const Run &run, int shared, int tile_rows, int row) {

@@ -39,6 +39,7 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
     "select_entries": ("select", "Ri"),
     **{f"product_{dtype}": ("matmul", "RJ") for dtype in DTYPES},
     **{f"product8_{tiles}_{dtype}": ("product8", "RJ") for tiles in (1, 2, 4, 8) for dtype in INT8_DTYPES},
+    **{f"route8_{tiles}": ("product8", "RLJii") for tiles in (1, 2, 4)},
     **{f"product1_{dtype}": ("matmul", "RJ") for dtype in NARROW_DTYPES},
     "quantize_low": ("quantize", "Ri"),
     "quantize_act": ("quantize", "RLii"),

@@ -102,13 +102,14 @@ class Sequence(Products):
 
     def route(self, layer: int, row0: int, n: int) -> Launch:
         warps = min(n, 8)
-        return self.small("route_rows", (ceil(n, warps),), 32 * warps, self.layer_bytes[layer], row0)
+        room = self.choice_bytes(warps)
+        return self.small("route_rows", (ceil(n, warps),), 32 * warps, self.layer_bytes[layer], row0, shared=room)
 
     def route_and_group(self, layer: int, n: int, tile: int) -> Iterator[Launch]:
         """Choice of experts for all rows, and tiles of at most `tile` pairs of one expert."""
         shape = self.shape
         if n <= FEW_ROWS:
-            room = 8 * n * shape.n_experts_used
+            room = 12 * n * shape.n_experts_used + self.choice_bytes(n)
             yield self.small("route_group", (1,), 32 * n, self.layer_bytes[layer], tile, shared=room)
         else:
             yield self.route(layer, 0, n)
@@ -216,11 +217,16 @@ class Sequence(Products):
 
     def _experts(self, layer: int, bucket: Bucket) -> Iterator[Launch]:
         n = bucket.n_rows
-        yield self.mix(layer, 0, n, 1)
-        yield from self.multiply(n, self.router_product(layer) + self.shared_products(layer))
         tile_rows = self.tile_rows(layer, n)
-        yield from self.route_and_group(layer, n, tile_rows)
+        yield self.mix(layer, 0, n, 1)
+        if self.routes_beside_products(layer, n):
+            yield from self.multiply(n, self.router_product(layer))
+            yield self.route_beside_products(layer, n, tile_rows)
+        else:
+            yield from self.multiply(n, self.router_product(layer) + self.shared_products(layer))
+            yield from self.route_and_group(layer, n, tile_rows)
         yield from self.experts("gate_up", layer, n, tile_rows)
         yield from self.quantize_act(layer, 0, n)
+        yield from self.multiply(n, self.shared_down(layer))
         yield from self.experts("down", layer, n, tile_rows)
         yield self.combine(layer, 0, n)

@@ -102,7 +102,7 @@ class DeviceMemory:
         self.step_at = buffers.take(4 * sum(ints.values()))
         self.step_offset = dict(zip(ints, np.cumsum([0, *ints.values()]).tolist(), strict=False))
         places = {name: buffers.take(4 * n) for name, n in floats.items()}
-        twins = work.quant_sources(shape, limits.max_rows or 1)
+        twins = work.quant_sources(shape, work.work_rows(limits))
         plain = {name: at for name, at in places.items() if name.removesuffix("_q") not in twins or name in twins}
         self.run = record(RUN, **self._sizes(roundings), **plain)
         self.run["int8"] = int8
@@ -128,7 +128,7 @@ class DeviceMemory:
             "ring": layout.ring,
             "cache_half": layout.cache_dtype == "float16",
             "roundings": roundings,
-            "max_rows": limits.max_rows,
+            "max_rows": work.work_rows(limits),
             "max_entries": limits.context // 4,
             "n_splits": work.max_splits(shape, limits.context),
             "attend_rows": work.attend_rows(shape, limits),

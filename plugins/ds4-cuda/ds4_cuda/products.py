@@ -13,7 +13,7 @@ from ds4.plugin import CSA, SLIDING, ModelShape
 from ds4_cuda import tensor
 from ds4_cuda.kernels import pack_arguments
 from ds4_cuda.records import DTYPES, INT8_DTYPES, JOBS, LAYER_MATS, MAX_JOBS, NARROW_DTYPES, record
-from ds4_cuda.work import KINDS, TILE, ceil, max_tiles
+from ds4_cuda.work import FEW_ROWS, KINDS, TILE, ceil, max_tiles
 
 PRODUCT_ROWS, GATE_UP_ROWS, DOWN_ROWS = 4, 2, 4  # weight rows per warp of the float kernels
 
@@ -131,6 +131,15 @@ class Products:
                 yield self._tensor_launch(n_rows, count, same[first : first + MAX_JOBS], dtype, row)
 
     def _tensor_launch(self, n_rows: int, count: int, products: list[Product], dtype: str, row: int) -> Launch:
+        found, jobs, blocks = self._tensor_jobs(n_rows, count, products, dtype, row)
+        name = f"product8_{found.tiles}_{dtype}"
+        arguments = pack_arguments(name, self.run_bytes, jobs)
+        return Launch(name, (ceil(n_rows, 8 * found.tiles), blocks), 256, found.shared, arguments)
+
+    def _tensor_jobs(
+        self, n_rows: int, count: int, products: list[Product], dtype: str, row: int = 0
+    ) -> tuple[tensor.Cut, bytes, int]:
+        """How the products are cut, their Jobs, and the number of blocks."""
         n, segment = tensor.cut(int(products[0].mat["n_in"]))
         tiles = tensor.tiles_at_once(n_rows)
         n_outputs = sum(ceil(p.rows, tensor.M_TILE) for p in products)
@@ -147,9 +156,25 @@ class Products:
         jobs["n_first"] = blocks - sum(ceil(p.rows, tensor.M_TILE * found.groups) for p in halves)
         if tiles < 8:  # blocks take turns: more of them than run at a time only cost starts
             blocks = min(blocks, 4 * self.gpu.multiprocessors)
-        name = f"product8_{tiles}_{dtype}"
-        arguments = pack_arguments(name, self.run_bytes, jobs.tobytes())
-        return Launch(name, (ceil(n_rows, 8 * tiles), blocks), 256, found.shared, arguments)
+        return found, jobs.tobytes(), blocks
+
+    def choice_bytes(self, warps: int) -> int:
+        """Shared memory of warps that choose a row's experts each."""
+        return 8 * self.shape.n_experts * warps
+
+    def routes_beside_products(self, layer: int, n_rows: int) -> bool:
+        """Whether a block of the shared expert's products can route the rows."""
+        dtypes = {DTYPES[int(p.mat["dtype"])] for p in self.shared_products(layer)}
+        return n_rows <= FEW_ROWS and bool(dtypes) and dtypes <= {"Q8_0", "F16"}
+
+    def route_beside_products(self, layer: int, n_rows: int, tile_rows: int) -> Launch:
+        """Gate and up of the shared expert; meanwhile a block routes the rows and groups them by expert."""
+        n_pairs = n_rows * self.shape.n_experts_used
+        found, jobs, blocks = self._tensor_jobs(n_rows, int(self.run["n_rows"]), self.shared_products(layer), "Q8_0")
+        shared = max(found.shared, 12 * n_pairs + self.choice_bytes(tensor.WARPS))
+        return self.small(
+            f"route8_{found.tiles}", (1, blocks + 1), 256, self.layer_bytes[layer], jobs, tile_rows, n_pairs, shared=shared
+        )
 
     def multiply(self, n_rows: int, products: list[Product], count: int | None = None) -> Iterator[Launch]:
         where = int(self.run["n_rows"]) if count is None else count
@@ -167,7 +192,8 @@ class Products:
         return self._job_set(0, [product], DTYPES[int(product.mat["dtype"])])[3]
 
     def _twin(self, name: str, offset: int = 0) -> tuple[int, ...]:
-        """The twin of a work buffer, from channel `offset` of its rows on; zero where there is none."""
+        """The twin of a work buffer, from channel `offset` of its rows on (or that many channels of whole tiles of rows);
+        zero where there is none."""
         q, d, kq, kd, ks, h = (int(at) for at in self.run[f"{name}_q"].tolist())
         block = offset // 32
         if offset % 32:
@@ -253,6 +279,17 @@ class Products:
         ]
         return products if all(self.on_tensor_cores(p) for p in products) else []
 
+    def shared_down(self, layer: int) -> list[Product]:
+        """Down of the shared expert, whose rows lie behind all pairs, as a plain product if its input is made for one."""
+        shape, run, mat = self.shape, self.run, self.mat(layer, "ffn_down_shexp.weight")
+        if not self.shared_products(layer):
+            return []
+        first = int(run["max_rows"]) * shape.n_experts_used
+        twin = self._twin("act", first // TILE * shape.ffn_width)
+        act, out = (int(run[name]) + 4 * first * n for name, n in (("act", shape.ffn_width), ("expert_out", shape.hidden)))
+        product = Product(mat, act, twin, out, shape.ffn_width, shape.hidden)
+        return [product] if self.on_tensor_cores(product) else []
+
     def router_product(self, layer: int) -> list[Product]:
         shape, run = self.shape, self.run
         mat = self.mat(layer, "ffn_gate_inp.weight")
@@ -283,7 +320,7 @@ class Products:
 
     def experts(self, kind: str, layer: int, n_rows: int, tile_rows: int) -> Iterator[Launch]:
         for shared in (0, 1):
-            if shared and kind == "gate_up" and self.shared_products(layer):
+            if shared and (self.shared_products(layer) if kind == "gate_up" else self.shared_down(layer)):
                 continue
             if self.expert_on_tensor_cores(kind, layer, shared):
                 yield self.tensor_expert(kind, layer, shared, n_rows, tile_rows)

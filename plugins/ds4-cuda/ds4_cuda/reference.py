@@ -82,6 +82,9 @@ class Reference:
         for shared in (0, 1):
             if shared and kind == "gate_up" and seq.shared_products(layer):
                 continue
+            if shared and kind == "down" and seq.shared_down(layer):
+                yield from self._products(seq.shared_down(layer), row)
+                continue
             slots = [seq.shape.n_experts_used] if shared else range(seq.shape.n_experts_used)
             if seq.expert_on_tensor_cores(kind, layer, shared):
                 yield seq.tensor_expert(kind, layer, shared, 1, TILE, row)

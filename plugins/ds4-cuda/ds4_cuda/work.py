@@ -151,7 +151,7 @@ def ceil(a: int, b: int) -> int:
 
 def quant_sources(shape: ModelShape, n: int) -> dict[str, int]:
     """Floats of the buffers that have twins. Rows lie in tiles of 8."""
-    rows = ceil(n, 8) * 8
+    rows = ceil(n, TILE) * TILE
     return {
         "xn": rows * shape.hidden,
         "qr": rows * shape.q_lora,
@@ -161,9 +161,14 @@ def quant_sources(shape: ModelShape, n: int) -> dict[str, int]:
     }
 
 
+def work_rows(limits: Limits) -> int:
+    """Rows of the work buffers: whole tiles, so that what lies behind them begins with a tile."""
+    return ceil(limits.max_rows or 1, TILE) * TILE
+
+
 def work_floats(shape: ModelShape, limits: Limits, twins: dict[str, frozenset[str]]) -> dict[str, int]:
     """4-byte elements of every work buffer, by its name in the Run record."""
-    n, streams = limits.max_rows or 1, shape.n_streams
+    n, streams = work_rows(limits), shape.n_streams
     blocks = attend_rows(shape, limits) * max_splits(shape, limits.context) * shape.n_heads
     is_csa = CSA in shape.ratios
     return {

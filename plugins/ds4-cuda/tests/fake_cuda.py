@@ -32,6 +32,7 @@ class FakeBindings:
     def __init__(self, version: int = 13000) -> None:
         self.version = version
         self.modules = 0
+        self.locked: dict[int, int] = {}  # page-locked memory: address, bytes
         self.captured: list[tuple[str, bool]] = []
         self.graphs: list[list[tuple[str, bool]]] = []
         self.CUlaunchConfig = lambda: SimpleNamespace(attrs=[], numAttrs=0)
@@ -42,6 +43,15 @@ class FakeBindings:
 
     def cuDriverGetVersion(self) -> tuple[int, int]:
         return 0, self.version
+
+    def cuMemHostRegister(self, at: int, n_bytes: int, flags: int) -> tuple[int]:
+        assert at % 4096 == 0 and n_bytes % 4096 == 0
+        self.locked[at] = n_bytes
+        return (0,)
+
+    def cuMemHostUnregister(self, at: int) -> tuple[int]:
+        del self.locked[at]
+        return (0,)
 
     def cuModuleLoadData(self, code: bytes) -> tuple[int, str]:
         self.modules += 1
@@ -91,19 +101,6 @@ class FakeBindings:
         return (0,)
 
 
-class Registered:
-    """What register_host_memory returns: an array whose base knows how to unregister it."""
-
-    def __init__(self, cuda: FakeCuda, data: Any) -> None:
-        self.ctypes, self.base, self._cuda = data.ctypes, self, cuda
-        assert data.ctypes.data % 4096 == 0
-        cuda.locked.add(data.ctypes.data)
-
-    def unregister(self) -> None:
-        self._cuda.note("unregister")
-        self._cuda.locked.remove(self.ctypes.data)
-
-
 class FakeCuda:
     """One fake GPU. `fail[name] = exception` makes the next call of that name raise."""
 
@@ -126,7 +123,6 @@ class FakeCuda:
         self.threads: set[int] = set()  # of every call that needs a context
         self.pushes = self.pops = self.detached = 0
         self.live: dict[int, int] = {}
-        self.locked: set[int] = set()  # addresses of page-locked memory
         self.calls: list[str] = []
         self._next = 1 << 20
         self.function_attribute = self.device_attribute = Names()
@@ -258,10 +254,6 @@ class FakeCuda:
     def pagelocked_empty(self, shape: Any, dtype: Any) -> Any:
         self.note("pagelocked_empty")
         return np.zeros(shape, dtype)
-
-    def register_host_memory(self, data: Any) -> Any:
-        self.note("register_host_memory")
-        return Registered(self, data)
 
     def memset_d8(self, at: int, value: int, n: int) -> None:
         self._inside("memset_d8", at, n)

@@ -11,7 +11,6 @@ import mmap
 import threading
 import time
 from collections import defaultdict
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -233,9 +232,6 @@ class SimCuda:
         made = np.empty(shape, dtype)
         made.view(np.uint8).fill(0xFF)
         return made
-
-    def register_host_memory(self, data: Any) -> Any:
-        return SimpleNamespace(ctypes=data.ctypes, base=SimpleNamespace(unregister=lambda: None))
 
     def memset_d8(self, at: int, value: int, n: int) -> None:
         ctypes.memset(int(at), value, n)
