@@ -76,9 +76,9 @@ template <int DT> __device__ __forceinline__ void decode8(const Mat &m, long lon
         }
     } else if constexpr (DT == Q8_0) {
         const TileAt at(m, row, k, 32);
-        const uint2 v = *(const uint2 *)(m.q + at.tile * 512 + (at.g * 4 + k % 32 / 8) * 16 + at.half * 8);
+        const uint32_t *v = (const uint32_t *)(m.q + at.tile * 512 + (at.g * 4 + k % 32 / 8) * 16) + at.half;
         const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
-        unpack(v.x ^ 0x80808080u, v.y ^ 0x80808080u, BASE_S, [&](int i, float q) { w[i] = q * d; });
+        unpack(v[0] ^ 0x80808080u, v[2] ^ 0x80808080u, BASE_S, [&](int i, float q) { w[i] = q * d; });
     } else if constexpr (DT == IQ2_XXS) {
         const TileAt at(m, row, k, 256);
         const unsigned short *words = (const unsigned short *)(m.q + at.tile * 1024 + at.half * 512 + at.g * 64) + k % 256 / 32;
@@ -158,7 +158,7 @@ __device__ inline float decode1(const Mat &m, long long row, int k, const uint2 
     case Q8_0: {
         const TileAt at(m, row, k, 32);
         const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
-        return (float)((const int8_t *)m.q)[at.tile * 512 + at.g * 64 + t / 8 * 16 + at.half * 8 + t % 8] * d;
+        return (float)((const int8_t *)m.q)[at.tile * 512 + at.g * 64 + t / 8 * 16 + t % 8 / 4 * 8 + at.half * 4 + t % 4] * d;
     }
     case Q4_0:
         p += k / 32 * 18;

@@ -37,19 +37,19 @@ template <> struct Raw<Q2_K> {
         s = __ldg((const uint4 *)(from.s + block * 40));
         d = __ldg((const uint2 *)(from.d + block * 40));
     }
-    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
+    static __device__ __forceinline__ void copy(const Source &from, int block, Shared to) {
         const int lane = threadIdx.x % 32;
-        copy_async(to + lane * 16, from.q + block * 128);
-        copy_async(to + 512 + lane * 16, from.q + block * 128 + 512);
-        copy_async(to + 1024 + lane * 16, from.s + block * 40);
-        copy_async8(to + 1536 + lane * 8, from.d + block * 40);
+        (to + lane * 16).copy16(from.q + block * 128);
+        (to + lane * 16 + 512).copy16(from.q + block * 128 + 512);
+        (to + lane * 16 + 1024).copy16(from.s + block * 40);
+        (to + lane * 8 + 1536).copy8(from.d + block * 40);
     }
-    __device__ __forceinline__ void take(const uint8_t *from) {
+    __device__ __forceinline__ void take(Shared from) {
         const int lane = threadIdx.x % 32;
-        r[0] = *(const uint4 *)(from + lane * 16);
-        r[1] = *(const uint4 *)(from + 512 + lane * 16);
-        s = *(const uint4 *)(from + 1024 + lane * 16);
-        d = *(const uint2 *)(from + 1536 + lane * 8);
+        r[0] = (from + lane * 16).load16();
+        r[1] = (from + lane * 16 + 512).load16();
+        s = (from + lane * 16 + 1024).load16();
+        d = (from + lane * 8 + 1536).load8();
     }
     // Four codes times their scale of 4 bits: at most 45, so no byte carries into the next.
     static __device__ __forceinline__ uint32_t scaled(uint32_t codes, int shift, uint32_t scale) { return (codes >> shift & 0x03030303u) * scale; }
@@ -120,23 +120,23 @@ template <> struct Raw<Q4_K> {
             for (int i = 0; i < 4; i++) q[h][i] = __ldg((const uint2 *)(p + 16 + 32 * i) + threadIdx.x % 4);
         }
     }
-    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
+    static __device__ __forceinline__ void copy(const Source &from, int block, Shared to) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const uint8_t *p = from.row[h] + block * 18;
-            copy_async(to + h * 512 + lane * 16, p);
+            (to + lane * 16 + h * 512).copy16(p);
 #pragma unroll
-            for (int i = 0; i < 4; i++) copy_async8(to + 1024 + (h * 4 + i) * 256 + lane * 8, p + 16 + 32 * i + lane % 4 * 8);
+            for (int i = 0; i < 4; i++) (to + lane * 8 + 1024 + (h * 4 + i) * 256).copy8(p + 16 + 32 * i + lane % 4 * 8);
         }
     }
-    __device__ __forceinline__ void take(const uint8_t *from) {
+    __device__ __forceinline__ void take(Shared from) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            head[h] = *(const uint4 *)(from + h * 512 + lane * 16);
+            head[h] = (from + lane * 16 + h * 512).load16();
 #pragma unroll
-            for (int i = 0; i < 4; i++) q[h][i] = *(const uint2 *)(from + 1024 + (h * 4 + i) * 256 + lane * 8);
+            for (int i = 0; i < 4; i++) q[h][i] = (from + lane * 8 + 1024 + (h * 4 + i) * 256).load8();
         }
     }
     // Stacked experts have more rows than n_out; their number is a multiple of 16 then, so only a plain matrix is clamped.

@@ -2,7 +2,8 @@
 //
 // A tile is 16 rows by one block of 32 (Q8_0) or 256 inputs; lane 4 g + t has rows g and g + 8 and in every 32 inputs the
 // eight from 8 t on. Per tile:
-//     Q8_0     codes 512: [lane][row g: 8 bytes, row g + 8: 8 bytes];  scales 32: [g][row g, row g + 8] halves
+//     Q8_0     codes 512: [lane][inputs 0 .. 3 of row g, of row g + 8, inputs 4 .. 7 alike];  scales 32: [g][row g, row g + 8]
+//              halves
 //     IQ2_XXS  codes 1024: [row g, row g + 8][lane][8 blocks of 32]: 16 bits, seven signs, a grid index and bit t of the
 //              block's scale;  scales 32 as above
 //     Q2_K     codes 1024: [row g, row g + 8][lane][inputs < 128, the others][8 bytes];  then per tile 320:
@@ -30,7 +31,8 @@ extern "C" __global__ void repack_q8_0(const uint8_t *from, uint8_t *q, uint8_t 
     each_part(first, n_blocks, per_row, 5, [&](long long block, int part, const Place &at) {
         const uint8_t *p = from + block * 34;
         if (part == 4) ((unsigned short *)d)[at.tile * 16 + at.g * 2 + at.half] = *(const unsigned short *)p;
-        else *(uint2 *)(q + at.tile * 512 + (at.g * 4 + part) * 16 + at.half * 8) = make_uint2(read32(p + 2 + 8 * part), read32(p + 6 + 8 * part));
+        else
+            for (int i = 0; i < 2; i++) *(uint32_t *)(q + at.tile * 512 + (at.g * 4 + part) * 16 + 8 * i + at.half * 4) = read32(p + 2 + 8 * part + 4 * i);
     });
 }
 

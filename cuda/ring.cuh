@@ -25,40 +25,43 @@ template <int DT, int NT> struct RowRing {
         return {(DT == F16 ? (const uint8_t *)x.h : (const uint8_t *)x.q) + first * ITEM + lane * 16, x.d + first * 8 + lane * 4, (int)blocks, n_rows};
     }
     enum { PIECES = CODES / 512 + (SCALES > 0) };  // of 16 bytes that a lane brings, per tile
-    // Calls fn(i, to, from) for the i-th 16 bytes of this lane.
-    template <typename Fn> __device__ __forceinline__ void each(int block, uint8_t *to, Fn fn) const {
+    // Calls fn(i, to, from) for the i-th 16 bytes of this lane; `to` counts from a stage's beginning.
+    template <typename Fn> __device__ __forceinline__ void each(int block, Fn fn) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < NT; i++) {
-            const uint8_t *from = q + (long long)(i * blocks + block) * ITEM;
+            const uint8_t *from = q + (uint32_t)(i * blocks + block) * (uint32_t)ITEM;
 #pragma unroll
             for (int k = 0; k < CODES / 512; k++) {
                 const int piece = lane + 32 * k, row = i * 8 + piece % (ITEM / 16) / (ITEM / 128);
-                if (row < n_rows && block + piece / (ITEM / 16) < blocks) fn(i * PIECES + k, to + i * CODES + piece * 16, from + k * 512);
+                if (row < n_rows && block + piece / (ITEM / 16) < blocks) fn(i * PIECES + k, lane * 16 + i * CODES + k * 512, from + k * 512);
             }
             if (SCALES && lane < SCALES / 16 && block + lane / 2 < blocks)
-                fn(i * PIECES + CODES / 512, to + NT * CODES + i * SCALES + lane * 16, (const uint8_t *)(d + (i * blocks + block) * 8));
+                fn(i * PIECES + CODES / 512, lane * 16 + NT * CODES + i * SCALES, (const uint8_t *)(d + (uint32_t)(i * blocks + block) * 8));
         }
     }
-    __device__ __forceinline__ void copy(int block, uint8_t *to) const {
-        each(block, to, [](int, uint8_t *to, const uint8_t *from) { copy_async(to, from); });
+    __device__ __forceinline__ void copy(int block, Shared to) const {
+        each(block, [&](int, int at, const uint8_t *from) { (to + at).copy16(from); });
     }
     struct Held {  // a step's rows on their way through registers
         uint4 v[NT * PIECES];
     };
     __device__ __forceinline__ void load(int block, Held &held) const {
-        each(block, nullptr, [&](int i, uint8_t *, const uint8_t *from) { held.v[i] = *(const uint4 *)from; });
+        each(block, [&](int i, int, const uint8_t *from) { held.v[i] = *(const uint4 *)from; });
     }
-    __device__ __forceinline__ void store(int block, uint8_t *to, const Held &held) const {
-        each(block, to, [&](int i, uint8_t *to, const uint8_t *) { *(uint4 *)to = held.v[i]; });
+    __device__ __forceinline__ void store(int block, Shared to, const Held &held) const {
+        each(block, [&](int i, int at, const uint8_t *) { (to + at).store16(held.v[i]); });
     }
     struct At {  // in shared memory
-        const uint8_t *p;
+        Shared codes_at, scales_at;  // this lane's
+        __device__ __forceinline__ explicit At(Shared p)
+            : codes_at(p + threadIdx.x % 32 * (ITEM / 32)), scales_at(p + NT * CODES + threadIdx.x % 4 * 8) {}
         __device__ __forceinline__ const At &at(int) const { return *this; }
-        __device__ __forceinline__ uint2 codes(int i, int block) const { return *(const uint2 *)(p + i * CODES + block * 256 + threadIdx.x % 32 * 8); }
-        __device__ __forceinline__ uint4 halves(int i, int block) const { return *(const uint4 *)(p + i * CODES + block * 512 + threadIdx.x % 32 * 16); }
+        __device__ __forceinline__ uint2 codes(int i, int block) const { return (codes_at + i * CODES + block * 256).load8(); }
+        __device__ __forceinline__ uint4 halves(int i, int block) const { return (codes_at + i * CODES + block * 512).load16(); }
         __device__ __forceinline__ float2 scales(int i, int block) const {
-            return *(const float2 *)(p + NT * CODES + i * SCALES + block * 32 + threadIdx.x % 4 * 8);
+            const uint2 v = (scales_at + i * SCALES + block * 32).load8();
+            return make_float2(__uint_as_float(v.x), __uint_as_float(v.y));
         }
     };
 };
@@ -69,14 +72,14 @@ struct NoRing {  // rows are read where they lie
     enum { BYTES = 0 };
     struct At {};
     struct Held {};
-    __device__ __forceinline__ void copy(int, uint8_t *) const {}
+    __device__ __forceinline__ void copy(int, Shared) const {}
     __device__ __forceinline__ void load(int, Held &) const {}
-    __device__ __forceinline__ void store(int, uint8_t *, const Held &) const {}
+    __device__ __forceinline__ void store(int, Shared, const Held &) const {}
 };
 
 template <int DT, int MT, class Ring> struct RingSize {  // as `ring` in ds4_cuda/tensor.py
     enum { STEP = MT * Raw<DT>::BYTES + Ring::BYTES, ROOM = DT == IQ2_XXS ? DS4_RING * 5 / 8 : DT == Q2_K ? DS4_RING / 2 : DS4_RING };
-    enum { DEPTH = ROOM / STEP < 2 ? 2 : ROOM / STEP, BYTES = DEPTH * STEP };
+    enum { DEPTH = ROOM / STEP < 2 ? 2 : ROOM / STEP, BYTES = DEPTH * STEP };  // steps in the ring
 };
 
 // A warp's share of the tasks of its block, one after the other: segments s0 .. s1 - 1 of a tile of outputs each. Weights
@@ -86,7 +89,7 @@ template <int DT, int MT, class Ring> struct RingSize {  // as `ring` in ds4_cud
 //     Ring, ring(j): the activations, if they go through the ring; rows(j): if not;
 //     segment(j, s, acc): takes a segment's sums;  finish(j): all threads of the block call it.
 template <int DT, int NT, class Tasks>
-__device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *ring, const uint32_t *tables, Tasks &tasks) {
+__device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *room, const uint32_t *tables, Tasks &tasks) {
     using R = Raw<DT>;
     using Source = typename R::Source;
     using Ring = typename Tasks::Ring;
@@ -94,11 +97,12 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
     enum { IN_RING = Ring::BYTES > 0 };
     const int n = tasks.count();
     if (n <= 0) return tasks.ready();
+    const Shared ring(room);
     const int begin = s0 * cut.blocks, end = min(s1 * cut.blocks, tasks.matrix(0).n_in / 32);
     int task = 0, place = begin, tile = tasks.tile(0);  // of the copy
     Source from(tasks.matrix(0), max(tile, 0));
     Ring x;
-    const auto copy = [&](uint8_t *to, bool with_rows) {
+    const auto copy = [&](Shared to, bool with_rows) {
         if (task < n && place < end) {
             if (tile >= 0) {
                 R::copy(from, place, to);
@@ -131,7 +135,7 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
         each([&](int i, int at) { x.load(at, held[i]); });
         each([&](int i, int at) { x.store(at, ring + i * Size::STEP + R::BYTES, held[i]); });
     }
-    int stage = 0;
+    int stage = 0, free = (Size::DEPTH - 1) * Size::STEP;  // bytes from the ring's beginning: to take, taken a step ago
     auto b = tasks.rows(0);
     for (int j = 0; j < n; j++) {
         float acc[1][tiles_of(NT)][4] = {};
@@ -139,13 +143,14 @@ __device__ __forceinline__ void stream(const Cut &cut, int s0, int s1, uint8_t *
         for (int block = begin; block < end; block += R::BLOCKS) {
             R raw;
             copy_wait<Size::DEPTH - 2>();
-            if (IN_RING) __syncwarp();  // rows are read by other lanes than copied them
-            const uint8_t *const taken = ring + stage * Size::STEP;
+            __syncwarp();  // rows and scales are read by other lanes than copied them
+            const Shared taken = ring + stage;
             raw.take(taken);
-            copy(ring + (stage ? stage - 1 : Size::DEPTH - 1) * Size::STEP, true);  // the stage that was taken a step ago
-            if constexpr (IN_RING) R::template step<1, NT>(&raw, block, stop, typename Ring::At{taken + R::BYTES}, acc, tables);
+            copy(ring + free, true);
+            if constexpr (IN_RING) R::template step<1, NT>(&raw, block, stop, typename Ring::At(taken + R::BYTES), acc, tables);
             else R::template step<1, NT>(&raw, block, stop, b, acc, tables);
-            stage = stage + 1 == Size::DEPTH ? 0 : stage + 1;
+            free = stage;
+            stage = stage + Size::STEP == Size::BYTES ? 0 : stage + Size::STEP;
             if (block + R::BLOCKS < stop) continue;
             tasks.segment(j, s, acc);
 #pragma unroll
@@ -166,33 +171,35 @@ template <int DT, int MT> struct Walk {
     typename R::Source from[MT];
     int s0, s1, begin, end;
     Cut cut;
-    uint8_t *ring;
+    Shared ring;
 
-    __device__ __forceinline__ Walk(const Mat *const *m, int tile, const Cut &cut, int s0, int s1, uint8_t *ring)
-        : s0(s0), s1(s1), begin(s0 * cut.blocks), end(min(s1 * cut.blocks, m[0]->n_in / 32)), cut(cut), ring(ring) {
+    __device__ __forceinline__ Walk(const Mat *const *m, int tile, const Cut &cut, int s0, int s1, uint8_t *room)
+        : s0(s0), s1(s1), begin(s0 * cut.blocks), end(min(s1 * cut.blocks, m[0]->n_in / 32)), cut(cut), ring(room) {
         for (int i = 0; i < MT; i++) from[i] = typename R::Source(*m[i], tile);
-        for (int i = 0; i + 1 < Size::DEPTH; i++) copy(begin + i * R::BLOCKS, i);
+        for (int i = 0; i + 1 < Size::DEPTH; i++) copy(begin + i * R::BLOCKS, i * Size::STEP);
     }
     __device__ __forceinline__ void copy(int block, int stage) {
         if (block < end)
 #pragma unroll
-            for (int i = 0; i < MT; i++) R::copy(from[i], block, ring + (stage * MT + i) * R::BYTES);
+            for (int i = 0; i < MT; i++) R::copy(from[i], block, ring + stage + i * R::BYTES);
         copy_commit();
     }
     // done(s, acc) gets the sums of each segment.
     template <int NT, class B, class Done> __device__ __forceinline__ void run(const B &b, const uint32_t *tables, Done done) {
-        int stage = 0, block = begin;
+        int stage = 0, free = (Size::DEPTH - 1) * Size::STEP, block = begin;
         for (int s = s0; s < s1; s++) {
             float acc[MT][tiles_of(NT)][4] = {};
             const int stop = min((s + 1) * cut.blocks, end);
             for (; block < stop; block += R::BLOCKS) {
                 R raw[MT];
                 copy_wait<Size::DEPTH - 2>();
+                __syncwarp();
 #pragma unroll
-                for (int i = 0; i < MT; i++) raw[i].take(ring + (stage * MT + i) * R::BYTES);
-                copy(block + (Size::DEPTH - 1) * R::BLOCKS, stage ? stage - 1 : Size::DEPTH - 1);  // taken a step ago
+                for (int i = 0; i < MT; i++) raw[i].take(ring + stage + i * R::BYTES);
+                copy(block + (Size::DEPTH - 1) * R::BLOCKS, free);  // taken a step ago
                 R::template step<MT, NT>(raw, block, stop, b, acc, tables);
-                stage = stage + 1 == Size::DEPTH ? 0 : stage + 1;
+                free = stage;
+                stage = stage + Size::STEP == Size::BYTES ? 0 : stage + Size::STEP;
             }
             done(s, acc);
         }

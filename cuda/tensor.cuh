@@ -71,48 +71,47 @@ __device__ __forceinline__ void add_scaled(float (*acc)[4], const V (*v)[4], flo
 
 // Raw<DT>: what a lane needs of BLOCKS blocks of a tile of 16 rows. A Source points to a tile (counted from the matrix's
 // beginning), for this lane. `load` reads from it; `copy` starts copying to a stage of BYTES in shared memory that belongs
-// to the warp, where `take` finds it: a lane takes what it copied, so that no barrier is needed. `step` multiplies; blocks
-// from `end` on are skipped.
+// to the warp, where `take` finds it: a lane takes what it copied and, of Q8_0's scales, what other lanes did, so that
+// __syncwarp comes between. `step` multiplies; blocks from `end` on are skipped.
 template <int DT> struct Raw;
 
 template <> struct Raw<Q8_0> {
-    enum { BLOCKS = 2, BYTES = BLOCKS * 640 };
+    enum { BLOCKS = 2, BYTES = BLOCKS * 544 };
     uint4 a[BLOCKS];
     uint32_t d[BLOCKS];
 
     struct Source {
-        const uint8_t *q, *d;
-        int last;
+        const uint8_t *q, *d;  // d: of all lanes
+        int n;  // blocks of a row
         Source() = default;
-        __device__ __forceinline__ Source(const Mat &m, int tile) : last(m.n_in / 32 - 1) {
-            const long long at = (long long)tile * (m.n_in / 32);
+        __device__ __forceinline__ Source(const Mat &m, int tile) : n(m.n_in / 32) {
+            const long long at = (long long)tile * n;
             q = m.q + at * 512 + threadIdx.x % 32 * 16;
-            d = m.d + at * 32 + threadIdx.x % 32 / 4 * 4;
+            d = m.d + at * 32;
         }
     };
     __device__ __forceinline__ void load(const Source &from, int block) {
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            const int at = min(block + i, from.last);
+            const int at = min(block + i, from.n - 1);
             a[i] = load_once(from.q + at * 512);
-            d[i] = __ldg((const uint32_t *)(from.d + at * 32));
+            d[i] = __ldg((const uint32_t *)(from.d + at * 32) + threadIdx.x % 32 / 4);
         }
     }
-    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
+    static __device__ __forceinline__ void copy(const Source &from, int block, Shared to) {
+        const int lane = threadIdx.x % 32;
+        const uint8_t *q = from.q + (uint32_t)block * 512, *d = from.d + (uint32_t)block * 32 + lane * 16;
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+            if (i == 0 || block + i < from.n) (to + lane * 16 + i * 512).copy16(q + i * 512);
+        if (lane < 2 * BLOCKS && block + lane / 2 < from.n) (to + lane * 16 + BLOCKS * 512).copy16(d);
+    }
+    __device__ __forceinline__ void take(Shared from) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            const int at = min(block + i, from.last);
-            copy_async(to + i * 512 + lane * 16, from.q + at * 512);
-            copy_async4(to + BLOCKS * 512 + i * 128 + lane * 4, from.d + at * 32);
-        }
-    }
-    __device__ __forceinline__ void take(const uint8_t *from) {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < BLOCKS; i++) {
-            a[i] = *(const uint4 *)(from + i * 512 + lane * 16);
-            d[i] = *(const uint32_t *)(from + BLOCKS * 512 + i * 128 + lane * 4);
+            a[i] = (from + i * 512 + lane * 16).load16();
+            d[i] = (from + BLOCKS * 512 + i * 32 + lane / 4 * 4).load4();
         }
     }
     template <int MT, int NT, class B>
@@ -129,7 +128,7 @@ template <> struct Raw<Q8_0> {
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 const uint4 v = raw[mt].a[i];
-                const uint32_t a[4] = {v.x, v.z, v.y, v.w};
+                const uint32_t a[4] = {v.x, v.y, v.z, v.w};
                 multiply<NT>(acc[mt], a, half_bits(raw[mt].d[i] & 0xffffu), half_bits(raw[mt].d[i] >> 16), codes, scales);
             }
         }
@@ -155,14 +154,14 @@ template <> struct Raw<F16> {
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) a[i / 2][i % 2] = load_once(from.row[i % 2] + min(block + i / 2, from.last) * 64);
     }
-    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
+    static __device__ __forceinline__ void copy(const Source &from, int block, Shared to) {
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++)
-            copy_async(to + i * 512 + threadIdx.x % 32 * 16, from.row[i % 2] + min(block + i / 2, from.last) * 64);
+            (to + threadIdx.x % 32 * 16 + i * 512).copy16(from.row[i % 2] + min(block + i / 2, from.last) * 64);
     }
-    __device__ __forceinline__ void take(const uint8_t *from) {
+    __device__ __forceinline__ void take(Shared from) {
 #pragma unroll
-        for (int i = 0; i < 2 * BLOCKS; i++) a[i / 2][i % 2] = *(const uint4 *)(from + i * 512 + threadIdx.x % 32 * 16);
+        for (int i = 0; i < 2 * BLOCKS; i++) a[i / 2][i % 2] = (from + threadIdx.x % 32 * 16 + i * 512).load16();
     }
 
     template <int MT, int NT, class B>
@@ -206,17 +205,17 @@ template <> struct Raw<IQ2_XXS> {
         r[1] = load_once(from.q + block * 128 + 512);
         d = __ldg((const uint32_t *)(from.d + block * 4));
     }
-    static __device__ __forceinline__ void copy(const Source &from, int block, uint8_t *to) {
+    static __device__ __forceinline__ void copy(const Source &from, int block, Shared to) {
         const int lane = threadIdx.x % 32;
-        copy_async(to + lane * 16, from.q + block * 128);
-        copy_async(to + 512 + lane * 16, from.q + block * 128 + 512);
-        copy_async4(to + 1024 + lane * 4, from.d + block * 4);
+        (to + lane * 16).copy16(from.q + block * 128);
+        (to + lane * 16 + 512).copy16(from.q + block * 128 + 512);
+        (to + lane * 4 + 1024).copy4(from.d + block * 4);
     }
-    __device__ __forceinline__ void take(const uint8_t *from) {
+    __device__ __forceinline__ void take(Shared from) {
         const int lane = threadIdx.x % 32;
-        r[0] = *(const uint4 *)(from + lane * 16);
-        r[1] = *(const uint4 *)(from + 512 + lane * 16);
-        d = *(const uint32_t *)(from + 1024 + lane * 4);
+        r[0] = (from + lane * 16).load16();
+        r[1] = (from + lane * 16 + 512).load16();
+        d = (from + lane * 4 + 1024).load4();
     }
     // The scales of all blocks of a row, 4 bits each: block i at nibble i % 2 * 4 + i / 2. Lane t has bit t of each.
     static __device__ __forceinline__ uint32_t gather(const uint4 &v) {

@@ -84,12 +84,6 @@ static inline uint32_t to_tf32(float v) {
 static inline uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which) { return sim_prmt(low, high, which); }
 static inline float reciprocal(float v) { return 1.0f / v; }
 
-struct SharedTable {
-    const uint32_t *at;
-    explicit SharedTable(const uint32_t *p) : at(p) {}
-    uint32_t word(uint32_t i, uint32_t stride) const { return *(const uint32_t *)((const char *)at + i * stride); }
-};
-
 // ---------------------------------------------------------------- memory
 
 static inline uint4 load_once(const void *p) {
@@ -105,6 +99,23 @@ static inline void sim_copy(void *to, const void *from, int bytes) {
 static inline void copy_async(void *shared, const void *global) { sim_copy(shared, global, 16); }
 static inline void copy_async8(void *shared, const void *global) { sim_copy(shared, global, 8); }
 static inline void copy_async4(void *shared, const void *global) { sim_copy(shared, global, 4); }
+struct Shared {
+    uint8_t *at;
+    Shared() = default;
+    explicit Shared(const void *p) : at((uint8_t *)p) {}
+    Shared operator+(int bytes) const { return Shared(at + bytes); }
+    template <class T> T load() const {
+        if ((size_t)at % sizeof(T)) SIM_FAIL("misaligned address %p of shared memory", at);
+        return *(const T *)at;
+    }
+    uint4 load16() const { return load<uint4>(); }
+    uint2 load8() const { return load<uint2>(); }
+    uint32_t load4() const { return load<uint32_t>(); }
+    void store16(uint4 v) const { *(uint4 *)at = v; }
+    void copy16(const void *global) const { sim_copy(at, global, 16); }
+    void copy8(const void *global) const { sim_copy(at, global, 8); }
+    void copy4(const void *global) const { sim_copy(at, global, 4); }
+};
 static inline void copy_commit() {
     sim::Thread &t = sim::threads[threadIdx.x];
     t.groups.push_back(t.copies.size());
@@ -119,4 +130,7 @@ template <int PENDING> static inline void copy_wait() {
     for (size_t &g : t.groups) g -= end;
 }
 
+static inline void lead() {}
 static inline void follow() {}
+#define DS4_REHEARSE
+static inline int unknown_zero() { return 0; }
