@@ -10,7 +10,6 @@
 // column g is channel 16 (g % 2) + 4 (g / 2) + j of product j. Staged rows are 4 words longer than a multiple of 32, which
 // keeps both free of bank conflicts.
 #include "int8.cuh"
-#include "rehearse.cuh"
 
 enum { KEYS8 = 32, WARPS8 = 8, CHUNK = 32, CHUNKS = 2 };  // CHUNKS of channels per warp: heads of up to 512
 
@@ -31,7 +30,7 @@ struct Joined {
 };
 
 // Channels c .. c + 7 of a head's output: rotated back, into run.q and its twin. All lanes of a warp with neighbouring c.
-__device__ __forceinline__ void store_output(const Run &run, const Layer &layer, int row, int head, const float *out, int c, bool real) {
+__device__ __forceinline__ void store_output(const Run &run, const Layer &layer, int row, int head, const float *out, int c) {
     const int dim = run.head_dim, tail = dim - run.rope_dim;
     float v[8] = {};
     if (c < dim) {
@@ -40,12 +39,12 @@ __device__ __forceinline__ void store_output(const Run &run, const Layer &layer,
 #pragma unroll
         for (int e = 0; e < 8; e += 2) {
             const int i = (c + e - tail) / 2;
-            if (c + e >= tail) rotate_pair(v + e, 0, fresh(cos_of(run, layer, row) + i), -fresh(sin_of(run, layer, row) + i));
+            if (c + e >= tail) rotate_pair(v + e, 0, cos_of(run, layer, row)[i], -sin_of(run, layer, row)[i]);
         }
         float4 *to = (float4 *)(run.q + ((long long)row * run.n_heads + head) * dim + c);
-        if (real) to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
+        to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
     }
-    if (dim % 32 == 0) quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, real && c < dim);
+    if (dim % 32 == 0) quantize8(v, run.q_q, row, head * dim + c, run.n_heads * dim, c < dim);
 }
 
 // Where visible row first + lane lies, null beyond the last: the look-ups of a block do not wait for one another.
@@ -101,7 +100,7 @@ __device__ __forceinline__ void load_queries(const Run &run, const Layer &layer,
 #pragma unroll
         for (int i = 0; i < 2 * CHUNKS; i++) {
             const int k = (warp * CHUNKS + i / 2) * CHUNK + 8 * t + i % 2 * 4;
-            const float4 v = head < run.n_heads && k < dim ? fresh((const float4 *)(from + k)) : make_float4(0, 0, 0, 0);
+            const float4 v = head < run.n_heads && k < dim ? *(const float4 *)(from + k) : make_float4(0, 0, 0, 0);
             uint32_t *to = q[m / 2][m % 2] + 4 * i;
             to[0] = __float_as_uint(v.x), to[1] = __float_as_uint(v.y), to[2] = __float_as_uint(v.z), to[3] = __float_as_uint(v.w);
             squares = fmaf(v.x, v.x, squares), squares = fmaf(v.y, v.y, squares);
@@ -125,7 +124,7 @@ __device__ __forceinline__ void load_queries(const Run &run, const Layer &layer,
             float v[2] = {__uint_as_float(at[0]) * inverse, __uint_as_float(at[1]) * inverse};
             if (k >= tail && k < dim) {
                 const int i = (k - tail) / 2;
-                rotate_pair(v, 0, fresh(cos_of(run, layer, row) + i), fresh(sin_of(run, layer, row) + i));
+                rotate_pair(v, 0, cos_of(run, layer, row)[i], sin_of(run, layer, row)[i]);
             }
             at[0] = to_tf32(v[0]), at[1] = to_tf32(v[1]);
         }
@@ -231,7 +230,6 @@ template <int MT> __device__ __forceinline__ void attend_block(const Run &run, c
     const bool is_row = row < *run.n_rows;
     const View view = view_of(run, layer, row);
     const int n = view.n_raw + view.n_entries;
-    lead();
     if (!is_row || first >= n) return follow();
     float *parts = keys + KEYS8 * words;
     const uint8_t *key = LATER;
@@ -241,40 +239,39 @@ template <int MT> __device__ __forceinline__ void attend_block(const Run &run, c
         stage_keys(run, now ? key : LATER, keys);
         if (now) key = LATER;
     }
+    follow();
+    if (view.selected) key = find_key(run, layer, view, first);
+    stage_keys(run, key, keys);
+    {
+        uint32_t q[MT][2][8 * CHUNKS];
+        load_queries<MT>(run, layer, row, h0, parts, q);
+        copy_wait<0>();
+        __syncthreads();
+        add_scores<MT>(run, keys, parts, q);
+    }
+    __syncthreads();
     const long long part = ((long long)blockIdx.x * run.n_splits + blockIdx.z) * run.n_heads + h0;
-    rehearse([&](bool real) {
-        if (real) stage_keys(run, view.selected ? find_key(run, layer, view, first) : key, keys);
-        {
-            uint32_t q[MT][2][8 * CHUNKS];
-            load_queries<MT>(run, layer, row, h0, parts, q);
-            copy_wait<0>();
-            __syncthreads();
-            add_scores<MT>(run, keys, parts, q);
-        }
-        __syncthreads();
 #pragma unroll
-        for (int i = 0; i < 2 * MT; i++) {
-            const int h = warp * 2 * MT + i;
-            const float2 found = block_weights<MT>(run, parts, h, n - first);
-            if (real && lane == 0 && h0 + h < run.n_heads) *(float2 *)(run.part_ml + (part + h) * 2) = found;
-        }
-        __syncthreads();
+    for (int i = 0; i < 2 * MT; i++) {
+        const int h = warp * 2 * MT + i;
+        const float2 found = block_weights<MT>(run, parts, h, n - first);
+        if (lane == 0 && h0 + h < run.n_heads) *(float2 *)(run.part_ml + (part + h) * 2) = found;
+    }
+    __syncthreads();
 #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {
-            const int c = (warp * CHUNKS + i) * CHUNK;
-            if (c >= dim) break;
-            float out[MT][4][4];
-            weigh_values<MT>(keys, words, parts, c, out);
+    for (int i = 0; i < CHUNKS; i++) {
+        const int c = (warp * CHUNKS + i) * CHUNK;
+        if (c >= dim) break;
+        float out[MT][4][4];
+        weigh_values<MT>(keys, words, parts, c, out);
 #pragma unroll
-            for (int m = 0; m < MT; m++)
+        for (int m = 0; m < MT; m++)
 #pragma unroll
-                for (int r = 0; r < 4; r++) {
-                    const int h = m * 16 + r / 2 * 8 + g, k = c + r % 2 * 16 + 4 * t;
-                    if (real && h0 + h < run.n_heads && k < dim) *(float4 *)(run.part_o + (part + h) * dim + k) = four_channels(out[m], r);
-                }
-        }
-        __syncthreads();  // parts are free
-    });
+            for (int r = 0; r < 4; r++) {
+                const int h = m * 16 + r / 2 * 8 + g, k = c + r % 2 * 16 + 4 * t;
+                if (h0 + h < run.n_heads && k < dim) *(float4 *)(run.part_o + (part + h) * dim + k) = four_channels(out[m], r);
+            }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) attend8_16(const Run run, const Layer layer, int row0) {
@@ -293,40 +290,36 @@ extern "C" __global__ void join8(const Run run, const Layer layer, int row0) {
     const View view = view_of(run, layer, row);
     const int n = (view.n_raw + view.n_entries + KEYS8 - 1) / KEYS8;
     const long long part = (long long)blockIdx.x * run.n_splits * run.n_heads + head;
-    const float sink = layer.vec[V_SINKS][head];
-    lead();
-    if (!is_row) return follow();
-    rehearse([&](bool real) {
-        Joined joined = {sink, 1.0f, 0.0f, 0.0f};
-        float4 sum = make_float4(0, 0, 0, 0);
-        for (int s0 = 0; s0 < (real ? n : min(n, (int)AHEAD)); s0 += AHEAD) {
-            float2 ml[AHEAD];
-            float4 o[AHEAD];
+    Joined joined = {layer.vec[V_SINKS][head], 1.0f, 0.0f, 0.0f};
+    float4 sum = make_float4(0, 0, 0, 0);
+    follow();
+    if (!is_row) return;
+    for (int s0 = 0; s0 < n; s0 += AHEAD) {
+        float2 ml[AHEAD];
+        float4 o[AHEAD];
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                const long long p = part + (long long)min(s0 + i, n - 1) * run.n_heads;
-                ml[i] = fresh((const float2 *)(run.part_ml + p * 2));
-                o[i] = fresh((const float4 *)(run.part_o + p * dim + min(c, dim - 4)));
-            }
+        for (int i = 0; i < AHEAD; i++) {
+            const long long p = part + (long long)min(s0 + i, n - 1) * run.n_heads;
+            ml[i] = *(const float2 *)(run.part_ml + p * 2);
+            o[i] = *(const float4 *)(run.part_o + p * dim + min(c, dim - 4));
+        }
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                const bool is_block = s0 + i < n;  // selects, not branches, so that all loads go out together
-                joined.add(is_block ? ml[i].x : -INFINITY, ml[i].y);
-                const float before = joined.before, block = joined.block;
-                sum.x = is_block ? fmaf(o[i].x, block, sum.x * before) : sum.x;
-                sum.y = is_block ? fmaf(o[i].y, block, sum.y * before) : sum.y;
-                sum.z = is_block ? fmaf(o[i].z, block, sum.z * before) : sum.z;
-                sum.w = is_block ? fmaf(o[i].w, block, sum.w * before) : sum.w;
-            }
+        for (int i = 0; i < AHEAD; i++) {
+            const bool is_block = s0 + i < n;  // selects, not branches, so that all loads go out together
+            joined.add(is_block ? ml[i].x : -INFINITY, ml[i].y);
+            const float before = joined.before, block = joined.block;
+            sum.x = is_block ? fmaf(o[i].x, block, sum.x * before) : sum.x;
+            sum.y = is_block ? fmaf(o[i].y, block, sum.y * before) : sum.y;
+            sum.z = is_block ? fmaf(o[i].z, block, sum.z * before) : sum.z;
+            sum.w = is_block ? fmaf(o[i].w, block, sum.w * before) : sum.w;
         }
-        if (c < dim) {
-            const float total = joined.total;
-            *(float4 *)(out + c) = make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
-        }
-        __syncthreads();
-        if (threadIdx.x < 64) store_output(run, layer, row, head, out, threadIdx.x * 8, real);
-        __syncthreads();  // `out` is free
-    });
+    }
+    if (c < dim) {
+        const float total = joined.total;
+        *(float4 *)(out + c) = make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
+    }
+    __syncthreads();
+    if (threadIdx.x < 64) store_output(run, layer, row, head, out, threadIdx.x * 8);
 }
 
 // grid (rows, groups of 32 heads), block 256, shared: 2 x 32 staged keys, 8 parts of the scores. Everything of a row's
@@ -401,5 +394,5 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend8_all(const Run run, 
             }
     __syncthreads();
     for (int h = warp; h < HEADS && h0 + h < run.n_heads; h += WARPS8)
-        for (int c = lane * 8; c - lane * 8 < dim; c += 256) store_output(run, layer, row, h0 + h, keys + h * words, c, true);
+        for (int c = lane * 8; c - lane * 8 < dim; c += 256) store_output(run, layer, row, h0 + h, keys + h * words, c);
 }

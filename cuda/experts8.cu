@@ -91,7 +91,6 @@ __device__ __forceinline__ void direct(const Run &run, const Layer &layer, const
 template <int DT, class Kind, int NT> __device__ __forceinline__ void direct_tasks(const Run &run, const Layer &layer, const Work &w) {
     extern __shared__ __align__(16) uint8_t dynamic[];
     uint32_t *tables = (uint32_t *)dynamic;
-    lead();
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
     uint8_t *room = dynamic + table_bytes<DT>();
     const int n_out = Kind::mat(layer, w.shared, 0)->n_out, blocks = (n_out / M_TILE + w.n_groups - 1) / w.n_groups;

@@ -12,7 +12,7 @@ __device__ __forceinline__ void sum_parts(const Run &run, int row, float *room, 
     for (int p = r * length; p < end && r < n_runs; p += 16) {
         float got[16];
 #pragma unroll
-        for (int i = 0; i < 16; i++) got[i] = p + i < end ? fresh(from + (long long)(p + i) * n) : 0.0f;
+        for (int i = 0; i < 16; i++) got[i] = p + i < end ? from[(long long)(p + i) * n] : 0.0f;
 #pragma unroll
         for (int i = 0; i < 16; i++) sum += got[i];
     }
@@ -81,7 +81,7 @@ template <int N> __device__ __forceinline__ float weigh(const Run &run, const Mi
 template <int N> __device__ __forceinline__ void load_streams(const Run &run, const float *streams, int k, float (*v)[8]) {
 #pragma unroll
     for (int j = 0; j < MAX_STREAMS; j++)
-        if (j < streams_of<N>(run)) fresh8(streams + j * run.hidden, k, run.hidden, v[j]);
+        if (j < streams_of<N>(run)) load8(streams + j * run.hidden, k, run.hidden, v[j]);
 }
 
 __device__ __forceinline__ void store8(float *p, int k, int n, const float *v) {
@@ -95,13 +95,11 @@ __device__ __forceinline__ void store8(float *p, int k, int n, const float *v) {
 
 // xn[out] = rms(x) * norm for the channels [blockIdx.y * slice, + slice) of a row, with its twins.
 template <int N>
-__device__ __forceinline__ void mix(const Run &run, const Mixing &m, int row, int out, int slice, float *room, float *total, bool real) {
+__device__ __forceinline__ void mix(const Run &run, Mixing &m, int row, int out, int slice, float *room, float *total) {
     const int begin = blockIdx.y * slice, end = min(begin + slice, run.hidden), n = streams_of<N>(run);
     const float *streams = run.streams + (long long)row * n * run.hidden;
     const Share &share = m.share;
-    float v[MAX_STREAMS][8], pre[MAX_STREAMS], w[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) w[i] = m.w[i];
+    float v[MAX_STREAMS][8], pre[MAX_STREAMS];
     if (share.works() && share.k < end) load_streams<N>(run, streams, share.k, v);  // on their way while the parts are summed
     sum_parts(run, row, room, total);
     if (!share.works()) return;
@@ -109,7 +107,7 @@ __device__ __forceinline__ void mix(const Run &run, const Mixing &m, int row, in
     for (int k = share.k; k - threadIdx.x % 32 * 8 < end; k += share.step) {  // whole warps, for the twins
         if (k != share.k && k < end) {
             load_streams<N>(run, streams, k, v);
-            load8(m.norm, k, run.hidden, w);
+            load8(m.norm, k, run.hidden, m.w);
         }
         float sum[8];
 #pragma unroll
@@ -120,10 +118,9 @@ __device__ __forceinline__ void mix(const Run &run, const Mixing &m, int row, in
             for (int i = 0; i < 8; i++)
                 if (j < n && k < end) sum[i] = fmaf(pre[j], v[j][i], sum[i]);
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum[i] = k < end ? sum[i] * inverse * w[i] : 0.0f;
-        if (real && share.role == 0 && k < end) store8(run.xn + (long long)out * run.hidden, k, run.hidden, sum);
-        if (run.int8) quantize8(sum, run.xn_q, out, k, run.hidden, real && k < end && run.hidden % 32 == 0, share.role, share.roles);
-        if (!real) break;
+        for (int i = 0; i < 8; i++) sum[i] = k < end ? sum[i] * inverse * m.w[i] : 0.0f;
+        if (share.role == 0 && k < end) store8(run.xn + (long long)out * run.hidden, k, run.hidden, sum);
+        if (run.int8) quantize8(sum, run.xn_q, out, k, run.hidden, k < end && run.hidden % 32 == 0, share.role, share.roles);
     }
 }
 
@@ -135,7 +132,7 @@ __device__ __forceinline__ void divide4(float &a, float &b, float &c, float &d, 
 }
 
 // Sinkhorn for four streams: every lane has the whole matrix, so that no step waits for a shuffle.
-__device__ __forceinline__ void sinkhorn4(float entry, int rounds, float eps, float *c, bool real) {
+__device__ __forceinline__ void sinkhorn4(float entry, int rounds, float eps, float *c) {
     float m[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) m[i] = __shfl_sync(FULL, entry, i);
@@ -145,7 +142,7 @@ __device__ __forceinline__ void sinkhorn4(float entry, int rounds, float eps, fl
 #pragma unroll
         for (int j = 0; j < 4; j++) divide4(m[j], m[4 + j], m[8 + j], m[12 + j], eps);
     }
-    if (threadIdx.x || !real) return;
+    if (threadIdx.x) return;
 #pragma unroll
     for (int i = 0; i < 16; i += 4) *(float4 *)(c + i) = make_float4(m[i], m[i + 1], m[i + 2], m[i + 3]);
 }
@@ -162,58 +159,55 @@ __device__ __forceinline__ Entry entry_of(const Run &run, const float *scale, co
 }
 
 // One warp: post and C of a row. One entry of C per lane, n * n <= 32; for four streams Sinkhorn goes its own way.
-__device__ __forceinline__ void write_coefs(const Run &run, const Entry &e, int row, const float *z, bool real) {
-    const int n = run.n_streams, lane = threadIdx.x, i = e.i, j = e.j, rounds = real ? run.sinkhorn_iters : min(2, run.sinkhorn_iters);
+__device__ __forceinline__ void write_coefs(const Run &run, const Entry &e, int row, const float *z) {
+    const int n = run.n_streams, lane = threadIdx.x, i = e.i, j = e.j;
     const float inverse = streams_norm<0>(run, z + n_coefs(run));
     float *coef = run.coef + (long long)row * n_coefs(run);
-    if (real && lane < n) coef[n + lane] = 2.0f * sigmoid(fmaf(z[n + lane] * inverse, e.post_scale, e.post_base));
+    if (lane < n) coef[n + lane] = 2.0f * sigmoid(fmaf(z[n + lane] * inverse, e.post_scale, e.post_base));
     float c = fmaf(z[2 * n + e.at] * inverse, e.scale, e.base), top = -INFINITY, sum = 0.0f;
     for (int m = 0; m < n; m++) top = fmaxf(top, __shfl_sync(FULL, c, i * n + m));
     c = expf(c - top);
     for (int m = 0; m < n; m++) sum += __shfl_sync(FULL, c, i * n + m);
     c = c / sum + run.hc_eps;
-    if (n == 4) return sinkhorn4(c, rounds, run.hc_eps, coef + 2 * n, real);
-    for (int half = 0; half < 2 * rounds - 1; half++) {  // columns, then (rows, columns) again and again
+    if (n == 4) return sinkhorn4(c, run.sinkhorn_iters, run.hc_eps, coef + 2 * n);
+    for (int half = 0; half < 2 * run.sinkhorn_iters - 1; half++) {  // columns, then (rows, columns) again and again
         float total = 0.0f;
         for (int m = 0; m < n; m++) total += __shfl_sync(FULL, c, half % 2 ? i * n + m : m * n + j);
         c *= reciprocal(total + run.hc_eps);
     }
-    if (real && lane < n * n) coef[2 * n + lane] = c;
+    if (lane < n * n) coef[2 * n + lane] = c;
 }
 
 // grid (rows, slices of the channels and one), block 256. The last block of a row writes the coefficients that
 // project_* needs: Sinkhorn takes as long as all the rest and nobody else waits for it. is_ffn: which sub-layer.
-extern "C" __global__ void __launch_bounds__(256, 4) mix_streams(const Run run, const Layer layer, int row0, int is_ffn, int slice) {
+extern "C" __global__ void __launch_bounds__(256) mix_streams(const Run run, const Layer layer, int row0, int is_ffn, int slice) {
     __shared__ float room[256], total[64];
     const float *scale = layer.vec[is_ffn ? V_HC_FFN_SCALE : V_HC_ATTN_SCALE];
     const float *base = layer.vec[is_ffn ? V_HC_FFN_BASE : V_HC_ATTN_BASE];
     const int row = row0 + blockIdx.x;
-    lead();
-    if (row >= *run.n_rows) return follow();
+    const bool is_there = row < *run.n_rows;
     if (blockIdx.y + 1 < gridDim.y) {
-        const Mixing m = mixing_of(run, scale, base, layer.vec[is_ffn ? V_FFN_NORM : V_ATTN_NORM], slice);
-        rehearse([&](bool real) {
-            if (run.n_streams == 4) mix<4>(run, m, row, row, slice, room, total, real);
-            else mix<0>(run, m, row, row, slice, room, total, real);
-        });
+        Mixing m = mixing_of(run, scale, base, layer.vec[is_ffn ? V_FFN_NORM : V_ATTN_NORM], slice);
+        follow();
+        if (!is_there) return;
+        if (run.n_streams == 4) mix<4>(run, m, row, row, slice, room, total);
+        else mix<0>(run, m, row, row, slice, room, total);
     } else {
         const Entry e = entry_of(run, scale, base);
-        rehearse([&](bool real) {
-            sum_parts(run, row, room, total);
-            if (threadIdx.x < 32) write_coefs(run, e, row, total, real);
-        });
+        follow();
+        if (!is_there) return;
+        sum_parts(run, row, room, total);
+        if (threadIdx.x < 32) write_coefs(run, e, row, total);
     }
 }
 
 // grid (logit rows, slices of the channels), block 256. The same for the output head: row logit_rows[j] -> xn[j].
-extern "C" __global__ void __launch_bounds__(256, 4) mix_head(const Run run, int j0, int slice) {
+extern "C" __global__ void __launch_bounds__(256) mix_head(const Run run, int j0, int slice) {
     __shared__ float room[256], total[64];
     const int j = j0 + blockIdx.x, row = j < *run.n_logit_rows ? run.logit_rows[j] : -1;
-    lead();
-    if (row < 0) return follow();
-    const Mixing m = mixing_of(run, run.output_hc_scale, run.output_hc_base, run.output_norm, slice);
-    rehearse([&](bool real) {
-        if (run.n_streams == 4) mix<4>(run, m, row, j, slice, room, total, real);
-        else mix<0>(run, m, row, j, slice, room, total, real);
-    });
+    Mixing m = mixing_of(run, run.output_hc_scale, run.output_hc_base, run.output_norm, slice);
+    follow();
+    if (row < 0) return;
+    if (run.n_streams == 4) mix<4>(run, m, row, j, slice, room, total);
+    else mix<0>(run, m, row, j, slice, room, total);
 }

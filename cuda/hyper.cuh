@@ -15,7 +15,6 @@
 // Weights and the step's arrays (no kernel writes them) are read ahead of follow(), so that their latency is nobody's.
 #pragma once
 #include "matmul.cuh"
-#include "rehearse.cuh"
 
 enum { PART = 64, MAX_STREAMS = 5 };  // channels of a part
 

@@ -109,7 +109,6 @@ __device__ __forceinline__ void products(const Jobs &jobs, int first, int step, 
 template <int DT, int NT> __device__ __forceinline__ void product8(const Run &run, const Jobs &jobs, int y, int n_blocks) {
     extern __shared__ __align__(16) uint8_t room[];
     uint32_t *tables = (uint32_t *)room;
-    lead();
     if (DT == IQ2_XXS) load_tables(run.tables, tables);
     const bool has_halves = DT == Q8_0 && jobs.n_first < jobs.n_blocks;
     if (!has_halves || y < jobs.n_first)
@@ -170,7 +169,6 @@ PRODUCT8(IQ2_XXS)
     extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
         route8_##NT(const Run run, const Layer layer, const Jobs jobs, int tile_rows, int pairs) {                     \
         extern __shared__ __align__(16) int key[];                                                                     \
-        lead();                                                                                                        \
         if (blockIdx.y == 0) return route_pairs(run, layer, tile_rows, key, pairs);                                    \
         product8<Q8_0, NT>(run, jobs, blockIdx.y - 1, gridDim.y - 1);                                                  \
     }

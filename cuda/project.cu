@@ -5,7 +5,7 @@ enum { GROUP = 8, OUTS = 3 };  // rows at a time; outputs of fn per warp and tur
 
 // Two neighbouring channels, 0 beyond the row; rows have an even number of channels.
 __device__ __forceinline__ float2 load2(const float *p, int k, int n) {
-    return k < n ? fresh((const float2 *)(p + k)) : make_float2(0.0f, 0.0f);
+    return k < n ? *(const float2 *)(p + k) : make_float2(0.0f, 0.0f);
 }
 
 __device__ __forceinline__ float2 fma2(float a, float2 b, float2 c) { return make_float2(fmaf(a, b.x, c.x), fmaf(a, b.y, c.y)); }
@@ -22,7 +22,7 @@ template <int FROM> __device__ __forceinline__ float2 output_of(const Run &run, 
         const float *out = run.expert_out + (long long)row * run.n_used * run.hidden;
         const float *shared = run.expert_out + ((long long)run.max_rows * run.n_used + row) * run.hidden;
         const int lane = threadIdx.x % 32;
-        const float weight = lane < run.n_used ? fresh(run.route_weight + row * run.n_used + lane) : 0.0f;  // n_used <= 32
+        const float weight = lane < run.n_used ? run.route_weight[row * run.n_used + lane] : 0.0f;  // n_used <= 32
         const float2 last = load2(shared, k, run.hidden);
         float2 sum = make_float2(0.0f, 0.0f);
         for (int first = 0; first < run.n_used; first += 8) {  // eight loads on their way at once
@@ -43,15 +43,15 @@ template <int N> struct Coefs {
     __device__ __forceinline__ Coefs(const Run &run, int row) {
         const int lane = threadIdx.x % 32, n = n_coefs(run);
         const float *coef = run.coef + (long long)row * n;
-        low = lane < n ? fresh(coef + lane) : 0.0f;
-        high = N == 0 && lane + 32 < n ? fresh(coef + lane + 32) : 0.0f;
+        low = lane < n ? coef[lane] : 0.0f;
+        high = N == 0 && lane + 32 < n ? coef[lane + 32] : 0.0f;
     }
     __device__ __forceinline__ float at(int i) const { return N || i < 32 ? __shfl_sync(FULL, low, i) : __shfl_sync(FULL, high, i - 32); }
 };
 
 // The streams of two channels after the sub-layer: new[i] = post[i] y + sum_j C[j, i] old[j]. At the start: n copies of
 // the embedding.
-template <int FROM, int N> __device__ __forceinline__ void make_streams(const Run &run, int row, int k, float2 *made, bool real) {
+template <int FROM, int N> __device__ __forceinline__ void make_streams(const Run &run, int row, int k, float2 *made) {
     enum { MOST = N ? N : MAX_STREAMS };
     const int n = streams_of<N>(run);
     float *streams = run.streams + (long long)row * n * run.hidden;
@@ -82,16 +82,16 @@ template <int FROM, int N> __device__ __forceinline__ void make_streams(const Ru
     }
 #pragma unroll
     for (int i = 0; i < MOST; i++)
-        if (real && i < n && k < run.hidden) *(float2 *)(streams + i * run.hidden + k) = made[i];
+        if (i < n && k < run.hidden) *(float2 *)(streams + i * run.hidden + k) = made[i];
 }
 
 // A row's part by one warp: streams to device and shared memory ([n_streams, PART], 0 beyond the row), their products
 // with each other into `sums`.
-template <int FROM, int N> __device__ __forceinline__ void update_part(const Run &run, int row, int part, float *held, float *sums, bool real) {
+template <int FROM, int N> __device__ __forceinline__ void update_part(const Run &run, int row, int part, float *held, float *sums) {
     enum { MOST = N ? N : MAX_STREAMS };
     const int n = streams_of<N>(run), lane = threadIdx.x % 32;
     float2 s[MOST];
-    make_streams<FROM, N>(run, row, part * PART + 2 * lane, s, real);
+    make_streams<FROM, N>(run, row, part * PART + 2 * lane, s);
     float product[16] = {};
 #pragma unroll
     for (int i = 0; i < MOST; i++) {
@@ -101,7 +101,7 @@ template <int FROM, int N> __device__ __forceinline__ void update_part(const Run
         for (int j = 0; j <= i; j++) product[pair_of(i, j)] = fmaf(s[i].y, s[j].y, s[i].x * s[j].x);
     }
     const int at = reduce<16>(product);
-    if (real && lane % 2 == 0 && at < pair_of(n, 0)) sums[n_coefs(run) + at] = product[0];
+    if (lane % 2 == 0 && at < pair_of(n, 0)) sums[n_coefs(run) + at] = product[0];
 }
 
 // ---------------------------------------------------------------- fn @ streams
@@ -140,7 +140,7 @@ template <int DT> __device__ __forceinline__ void load_weights(const Run &run, c
 // A part's sums of outputs out0 .. out0 + OUTS - 1 for NB rows, of which n count.
 template <int NB, int N>
 __device__ __forceinline__ void multiply_rows(const Run &run, const float *weights, const float *held, int row, int n, int part,
-                                              int out0, int n_out, bool real) {
+                                              int out0, int n_out) {
     const int lane = threadIdx.x % 32, n_inputs = streams_of<N>(run) * PART;
     float acc[OUTS][NB] = {};
 #pragma unroll 1
@@ -159,22 +159,22 @@ __device__ __forceinline__ void multiply_rows(const Run &run, const float *weigh
 #pragma unroll
     for (int o = 0; o < OUTS; o++) {
         const int r = reduce<NB>(acc[o]);
-        if (real && lane % (32 / NB) == 0 && r < n && out0 + o < n_out) part_at(run, row + r, part)[out0 + o] = acc[o][0];
+        if (lane % (32 / NB) == 0 && r < n && out0 + o < n_out) part_at(run, row + r, part)[out0 + o] = acc[o][0];
     }
 }
 
 // Tiles of GROUP rows: their streams by a warp each, then the sums by three outputs of a warp.
 template <int FROM, int N>
-__device__ __forceinline__ void project_rows(const Run &run, const float *weights, int n_out, int first, int end, float *held, bool real) {
+__device__ __forceinline__ void project_rows(const Run &run, const float *weights, int n_out, int first, int end, float *held) {
     const int warp = threadIdx.x / 32, part = blockIdx.y, n_inputs = streams_of<N>(run) * PART;
-    for (int row = first; row < (real ? end : min(end, first + GROUP)); row += GROUP) {
+    for (int row = first; row < end; row += GROUP) {
         const int n = min(end - row, (int)GROUP);
-        if (warp < n) update_part<FROM, N>(run, row + warp, part, held + warp * n_inputs, part_at(run, row + warp, part), real);
+        if (warp < n) update_part<FROM, N>(run, row + warp, part, held + warp * n_inputs, part_at(run, row + warp, part));
         __syncthreads();
         for (int out0 = warp * OUTS; out0 < n_out; out0 += 8 * OUTS) {
-            if (n == 1) multiply_rows<1, N>(run, weights, held, row, n, part, out0, n_out, real);
-            else if (n <= 4) multiply_rows<4, N>(run, weights, held, row, n, part, out0, n_out, real);
-            else multiply_rows<8, N>(run, weights, held, row, n, part, out0, n_out, real);
+            if (n == 1) multiply_rows<1, N>(run, weights, held, row, n, part, out0, n_out);
+            else if (n <= 4) multiply_rows<4, N>(run, weights, held, row, n, part, out0, n_out);
+            else multiply_rows<8, N>(run, weights, held, row, n, part, out0, n_out);
         }
         __syncthreads();
     }
@@ -183,17 +183,14 @@ __device__ __forceinline__ void project_rows(const Run &run, const float *weight
 template <int FROM> __device__ __forceinline__ void project(const Run &run, const Mat &fn, int row0, int tile_rows, float *weights) {
     const int part = blockIdx.y, first = row0 + blockIdx.x * tile_rows, end = min(first + tile_rows, *run.n_rows);
     float *held = weights + fn.n_out * run.n_streams * PART;
-    lead();
     if (run.hidden % 8) load_weights<MXFP4>(run, fn, part, weights);
     else if (fn.dtype == F16) load_weights<F16>(run, fn, part, weights);
     else if (fn.dtype == BF16) load_weights<BF16>(run, fn, part, weights);
     else if (fn.dtype == F32) load_weights<F32>(run, fn, part, weights);
     else load_weights<MXFP4>(run, fn, part, weights);  // any dtype and size
-    __syncthreads();
-    rehearse([&](bool real) {
-        if (run.n_streams == 4) project_rows<FROM, 4>(run, weights, fn.n_out, first, end, held, real);
-        else project_rows<FROM, 0>(run, weights, fn.n_out, first, end, held, real);
-    });
+    follow();
+    if (run.n_streams == 4) project_rows<FROM, 4>(run, weights, fn.n_out, first, end, held);
+    else project_rows<FROM, 0>(run, weights, fn.n_out, first, end, held);
 }
 
 // Cosines and sines of the rows' positions, for both kinds of layers.
@@ -211,7 +208,7 @@ __device__ __forceinline__ void rotations(const Run &run, int first, int n) {
 // grid (tiles of `tile_rows` rows, parts of 64 channels), block 256: a warp per row, then three outputs of fn per warp.
 // Shared memory: fn's weights of the part and GROUP rows of it, floats. fn is the next sub-layer's; its weights are read
 // once per tile, before the kernel has to wait for the one in front. The start has one more part, for the rotations.
-extern "C" __global__ void __launch_bounds__(256, 4) project_start(const Run run, const Mat fn, int row0, int tile_rows) {
+extern "C" __global__ void __launch_bounds__(256) project_start(const Run run, const Mat fn, int row0, int tile_rows) {
     extern __shared__ __align__(16) float weights[];
     if (blockIdx.y < parts_of(run)) {
         project<EMBEDDING>(run, fn, row0, tile_rows, weights);
@@ -221,12 +218,12 @@ extern "C" __global__ void __launch_bounds__(256, 4) project_start(const Run run
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) project_attention(const Run run, const Mat fn, int row0, int tile_rows) {
+extern "C" __global__ void __launch_bounds__(256) project_attention(const Run run, const Mat fn, int row0, int tile_rows) {
     extern __shared__ __align__(16) float weights[];
     project<ATTENTION>(run, fn, row0, tile_rows, weights);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) project_experts(const Run run, const Mat fn, int row0, int tile_rows) {
+extern "C" __global__ void __launch_bounds__(256) project_experts(const Run run, const Mat fn, int row0, int tile_rows) {
     extern __shared__ __align__(16) float weights[];
     project<EXPERTS>(run, fn, row0, tile_rows, weights);
 }

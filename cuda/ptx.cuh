@@ -82,24 +82,11 @@ struct Shared {
         moved.at = at + bytes;
         return moved;
     }
-    __device__ __forceinline__ uint4 load16() const {
-        uint4 v;
-        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
-        return v;
-    }
-    __device__ __forceinline__ uint2 load8() const {
-        uint2 v;
-        asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
-        return v;
-    }
-    __device__ __forceinline__ uint32_t load4() const {
-        uint32_t v;
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
-        return v;
-    }
-    __device__ __forceinline__ void store16(uint4 v) const {
-        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-    }
+    template <class T> __device__ __forceinline__ T &as() const { return *(T *)__cvta_shared_to_generic(at); }
+    __device__ __forceinline__ uint4 load16() const { return as<uint4>(); }
+    __device__ __forceinline__ uint2 load8() const { return as<uint2>(); }
+    __device__ __forceinline__ uint32_t load4() const { return as<uint32_t>(); }
+    __device__ __forceinline__ void store16(uint4 v) const { as<uint4>() = v; }
     __device__ __forceinline__ void copy16(const void *global) const {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     }
@@ -124,29 +111,14 @@ __device__ __forceinline__ void copy_async4(void *shared, const void *global) {
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-// Programmatic dependent launch: a kernel's blocks may start as soon as all blocks of the one before have called lead() or
-// follow(), and wait in their own follow() until that one has completed. Every block of every kernel calls follow()
-// before it reads or writes anything that another kernel of a step writes or reads; one that has something to do before
-// calls lead() first. Weights and the step's arrays, which no kernel writes, may be read earlier. See ds4_cuda/graphs.py.
-__device__ __forceinline__ void lead() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
+// Programmatic dependent launch: a kernel's blocks may start as soon as all blocks of the one before have called follow(),
+// and wait in their own until that one has completed. Every block of every kernel calls it, before it reads or writes
+// anything that another kernel of a step writes or reads. Weights and the step's arrays, which no kernel writes, may be
+// read earlier. See ds4_cuda/graphs.py.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
-    lead();
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-
-// Whether a kernel should rehearse (rehearse.cuh), and a zero that the compiler does not know.
-#if __CUDA_ARCH__ >= 900
-#define DS4_REHEARSE
-#endif
-__device__ __forceinline__ int unknown_zero() {
-    int v;
-    asm volatile("mov.s32 %0, 0;" : "=r"(v));
-    return v;
 }
 #endif

@@ -1,6 +1,6 @@
 // Routing, and grouping of (row, slot) pairs by expert, for kernels in which one block does both (moe.cu, product8.cu).
 #pragma once
-#include "rehearse.cuh"
+#include "common.cuh"
 
 enum { KEY = 1024 };  // more than the number of pairs of route_pairs
 
@@ -35,7 +35,7 @@ struct Choice {
 __device__ __forceinline__ void choose(const Run &run, const float *router, const Choice &c, int *expert, float *prob) {
     const int n = run.n_experts, lane = threadIdx.x % 32;
 #pragma unroll 8
-    for (int e = lane; e < n; e += 32) c.prob[e] = fresh(router + e);
+    for (int e = lane; e < n; e += 32) c.prob[e] = router[e];
 #pragma unroll 1
     for (int e = lane; e < n; e += 32) {
         const float p = probability(c.prob[e]);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void choose(const Run &run, const float *router, cons
 
 // One warp: choice and weights of a row. Hash layers: the token decides, the router only weighs. Lane `slot` returns the
 // slot's expert.
-__device__ __forceinline__ int route_row(const Run &run, const Layer &layer, Choice &choice, int row, bool real = true) {
+__device__ __forceinline__ int route_row(const Run &run, const Layer &layer, Choice &choice, int row) {
     const int lane = threadIdx.x % 32;
     const float *router = run.router + (long long)row * run.n_experts;
     int expert = 0;
@@ -69,10 +69,10 @@ __device__ __forceinline__ int route_row(const Run &run, const Layer &layer, Cho
         choose(run, router, choice, &expert, &prob);
     } else if (lane < run.n_used) {
         expert = layer.tid2eid[(long long)run.tokens[row] * run.n_used + lane];
-        prob = probability(fresh(router + expert));
+        prob = probability(router[expert]);
     }
     for (int i = 0; i < run.n_used; i++) sum += __shfl_sync(FULL, prob, i);
-    if (real && lane < run.n_used) {
+    if (lane < run.n_used) {
         run.route[row * run.n_used + lane] = expert;
         run.route_weight[row * run.n_used + lane] = prob / (sum + 1e-20f) * run.expert_scale;
     }
@@ -97,39 +97,35 @@ __device__ __forceinline__ void route_pairs(const Run &run, const Layer &layer, 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_used = run.n_used, n_rows = *run.n_rows, n_pairs = n_rows * n_used;
     int *const sorted = key + room, *const tile_pairs = sorted + room;
     Choice choice(run, tile_pairs + room);
-    rehearse([&](bool real) {
-        for (int row = warp; row < n_rows; row += blockDim.x / 32) {
-            choice.load_biases(run, layer);
-            const int expert = route_row(run, layer, choice, row, real), pair = row * n_used + lane;
-            if (lane < n_used) key[pair] = expert * KEY + pair;
-            __syncwarp();
-            if (!real) break;
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < n_pairs; i += blockDim.x) {
-            const int mine = key[i], expert = mine / KEY;
-            int place = 0, first = 0, end = 0;  // keys below this pair, below its expert's first, up to its last
+    if (warp < n_rows) choice.load_biases(run, layer);
+    follow();
+    for (int row = warp; row < n_rows; row += blockDim.x / 32) {
+        if (row != warp) choice.load_biases(run, layer);
+        const int expert = route_row(run, layer, choice, row), pair = row * n_used + lane;
+        if (lane < n_used) key[pair] = expert * KEY + pair;
+        __syncwarp();
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_pairs; i += blockDim.x) {
+        const int mine = key[i], expert = mine / KEY;
+        int place = 0, first = 0, end = 0;  // keys below this pair, below its expert's first, up to its last
 #pragma unroll 2
-            for (int j = 0; j < n_pairs; j++) {
-                const int other = key[j];
-                place += other < mine, first += other < expert * KEY, end += other < (expert + 1) * KEY;
-            }
-            if (!real) place = i;  // not all keys are set
-            else run.pairs[place] = i;
-            sorted[place] = mine;
-            tile_pairs[place] = (place - first) % tile_rows ? 0 : min(end - place, tile_rows);
+        for (int j = 0; j < n_pairs; j++) {
+            const int other = key[j];
+            place += other < mine, first += other < expert * KEY, end += other < (expert + 1) * KEY;
         }
-        __syncthreads();
-        if (warp == 0) {
-            int n_tiles = 0;
-            for (int first = 0; first < n_pairs; first += 32) {
-                const int place = first + lane, n = place < n_pairs ? tile_pairs[place] : 0;
-                const uint32_t begins = __ballot_sync(FULL, n > 0);
-                if (real && n > 0) write_tile(run, n_tiles + __popc(begins & ((1u << lane) - 1)), sorted[place] / KEY, place, n);
-                n_tiles += __popc(begins);
-            }
-            if (real && lane == 0) run.tiles[0] = n_tiles;
-        }
-        __syncthreads();  // the room is free
-    });
+        run.pairs[place] = i;
+        sorted[place] = mine;
+        tile_pairs[place] = (place - first) % tile_rows ? 0 : min(end - place, tile_rows);
+    }
+    __syncthreads();
+    if (warp) return;
+    int n_tiles = 0;
+    for (int first = 0; first < n_pairs; first += 32) {
+        const int place = first + lane, n = place < n_pairs ? tile_pairs[place] : 0;
+        const uint32_t begins = __ballot_sync(FULL, n > 0);
+        if (n > 0) write_tile(run, n_tiles + __popc(begins & ((1u << lane) - 1)), sorted[place] / KEY, place, n);
+        n_tiles += __popc(begins);
+    }
+    if (lane == 0) run.tiles[0] = n_tiles;
 }

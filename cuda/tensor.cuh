@@ -76,7 +76,7 @@ __device__ __forceinline__ void add_scaled(float (*acc)[4], const V (*v)[4], flo
 template <int DT> struct Raw;
 
 template <> struct Raw<Q8_0> {
-    enum { BLOCKS = 2, BYTES = BLOCKS * 544 };
+    enum { BLOCKS = 4, BYTES = BLOCKS * 544 };
     uint4 a[BLOCKS];
     uint32_t d[BLOCKS];
 

@@ -15,7 +15,7 @@ M_TILE = 16  # weight rows of a product
 PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
 RING_SHARE = {"IQ2_XXS": 5, "Q2_K": 4}  # eighths of the ring that are used: tables and cached rows need room too
 TABLES = ("IQ2_XXS",)  # dtypes with look-up tables in shared memory
-STEP = {"Q8_0": 1088, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
+STEP = {"Q8_0": 2176, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
 WARPS = 8
 DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
 FEW_EXPERT_ROWS, DIRECT_EXPERT_ROWS = 64, 256  # most rows of a step for tiles of 4 pairs, and of 8
@@ -55,7 +55,7 @@ def table_bytes(dtype: str) -> int:
 
 def ring(gpu: Gpu, dtype: str, mats: int, row_tiles: int = 0) -> int:
     """Bytes of a warp's ring: whole steps, at least two; as RingSize in ring.cuh. row_tiles: of rows that go along."""
-    rows = {"Q8_0": 576, "F16": 1024}[dtype] * row_tiles if row_tiles else 0
+    rows = {"Q8_0": 1152, "F16": 1024}[dtype] * row_tiles if row_tiles else 0
     step = mats * STEP[dtype] + rows
     return max(2, gpu.ring * RING_SHARE.get(dtype, 8) // 8 // step) * step
 

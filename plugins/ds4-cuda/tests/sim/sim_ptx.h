@@ -130,7 +130,4 @@ template <int PENDING> static inline void copy_wait() {
     for (size_t &g : t.groups) g -= end;
 }
 
-static inline void lead() {}
 static inline void follow() {}
-#define DS4_REHEARSE
-static inline int unknown_zero() { return 0; }
