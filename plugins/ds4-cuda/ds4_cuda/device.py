@@ -12,6 +12,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -149,8 +150,15 @@ class Device:
         self._calls.put((function, future))
         return future
 
-    def run(self, doing: str, function: Callable[[], T], poll: Callable[[], None] | None = None) -> T:
-        """Run on the owner thread and wait; `poll` is called every 50 ms meanwhile. Raises typed errors only."""
+    def run(
+        self,
+        doing: str,
+        function: Callable[[], T],
+        poll: Callable[[], None] | None = None,
+        expected: float | None = None,
+    ) -> T:
+        """Run on the owner thread and wait; `poll` is called every 50 ms meanwhile. `expected`: seconds that it will take:
+        shortly before they are over this thread wakes up, since being woken takes long. Raises typed errors only."""
 
         def guarded() -> T:
             with check(self.driver, doing):
@@ -158,6 +166,8 @@ class Device:
 
         future = self.submit(guarded)
         try:
+            if expected is not None:
+                _wait_until_near(future, expected)
             while True:
                 try:
                     return future.result(None if poll is None else 0.05)
@@ -177,6 +187,17 @@ class Device:
         self.is_closed = True
         self._calls.put(None)
         self._thread.join()
+
+
+def _wait_until_near(future: Future[Any], expected: float) -> None:
+    """Sleep for most of the time, then look again and again, for a third of it and 5 ms at most."""
+    if expected < 1e-3:
+        return
+    with contextlib.suppress(TimeoutError):
+        future.exception(min(0.85 * expected, 0.05))
+    end = time.perf_counter() + min(0.35 * expected, 5e-3)
+    while not future.done() and time.perf_counter() < end:
+        time.sleep(0)  # gives the interpreter to the owner thread
 
 
 def _close_if_alive(ref: weakref.ref[Device]) -> None:

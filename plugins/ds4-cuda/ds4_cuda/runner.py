@@ -7,6 +7,7 @@ thread, and a step goes there once, in `end`: publishing waits for the next call
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from ds4_cuda import tensor
 from ds4_cuda.device import Device
 from ds4_cuda.graphs import Launcher, can_overlap, load_bindings
 from ds4_cuda.kernels import STATIC_SHARED, Kernels, shared_room
-from ds4_cuda.launches import Sequence, bucket_of
+from ds4_cuda.launches import Bucket, Sequence, bucket_of
 from ds4_cuda.logits import LogitsMemory
 from ds4_cuda.memory import DeviceMemory
 from ds4_cuda.products import Launch
@@ -78,6 +79,8 @@ class CudaRunner(Runner):
         self._reference = Reference(self._sequence)
         self._launcher = Launcher(kernels, self._stream, api)
         self._queued: list[Callable[[], None]] = []
+        self._bucket: Bucket | None = None  # of the running step, and how long its last one took
+        self._took: dict[Bucket, float] = {}
         self._unpublished: Launch | None = None  # of the last step that was completed
         self._published = False  # whether the running step got as far as publishing
         n_ints = sum(step_ints(self.limits).values())
@@ -85,7 +88,13 @@ class CudaRunner(Runner):
         self._logits = LogitsMemory(api, shape.vocab)
         self._logits_read = False  # whether the running step's logits are where they belong
 
-    def _on_device(self, doing: str, work: Callable[[], T], poll: Callable[[], None] | None = None) -> T:
+    def _on_device(
+        self,
+        doing: str,
+        work: Callable[[], T],
+        poll: Callable[[], None] | None = None,
+        expected: float | None = None,
+    ) -> T:
         """Run `work` on the owner thread, after what the step before left to publish."""
 
         def in_order() -> T:
@@ -94,7 +103,7 @@ class CudaRunner(Runner):
                 self._unpublished = None
             return work()
 
-        return self.device.run(doing, in_order, poll)
+        return self.device.run(doing, in_order, poll, expected)
 
     # ------------------------------------------------------------ a step
 
@@ -108,7 +117,7 @@ class CudaRunner(Runner):
             driver, host = self.device.driver, self._step_host[:n_ints]
             driver.memcpy_htod_async(self._memory.step_at, host, self._stream)
 
-        self._queued = [start]
+        self._queued, self._bucket = [start], None
         self._published = self._logits_read = False
 
     def _run_queued(self) -> None:
@@ -137,7 +146,7 @@ class CudaRunner(Runner):
         self.device.require()
         limits = self.limits
         end = int(plan.pos[: plan.n_rows].max()) + 1
-        bucket = bucket_of(plan.n_rows, len(plan.logit_rows), end, limits.max_rows or 1, limits.context)
+        bucket = self._bucket = bucket_of(plan.n_rows, len(plan.logit_rows), end, limits.max_rows or 1, limits.context)
 
         def encode() -> None:
             self.n_launches = self._launcher.replay(bucket, self._sequence.shared)
@@ -163,7 +172,10 @@ class CudaRunner(Runner):
                 self.device.driver.memcpy_dtoh_async(out, int(self._memory.run["logits"]), self._stream)
             self._stream.synchronize()
 
-        self._on_device("finishing a step", finish, poll=plan.check)
+        bucket, begin = self._bucket, time.perf_counter()
+        self._on_device("finishing a step", finish, poll=plan.check, expected=bucket and self._took.get(bucket))
+        if bucket:
+            self._took[bucket] = time.perf_counter() - begin
         self._logits_read = is_direct
 
     def make_logits(self, n_rows: int, vocab: int) -> Any:
