@@ -157,8 +157,10 @@ class Device:
         poll: Callable[[], None] | None = None,
         expected: float | None = None,
     ) -> T:
-        """Run on the owner thread and wait; `poll` is called every 50 ms meanwhile. `expected`: seconds that it will take:
-        shortly before they are over this thread wakes up, since being woken takes long. Raises typed errors only."""
+        """Run on the owner thread and wait; `poll` is called every 50 ms meanwhile. Raises typed errors only.
+
+        expected: seconds that it will take. Shortly before they are over this thread wakes up: being woken takes long.
+        """
 
         def guarded() -> T:
             with check(self.driver, doing):

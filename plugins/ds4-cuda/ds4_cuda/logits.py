@@ -1,8 +1,8 @@
 """Blocks of host memory for logits that the GPU writes to by itself.
 
-Their memory belongs to Python and is only registered with the driver (page-locked), so that arrays a user keeps stay good
-after the engine is closed. A block nobody looks at any more is handed out again. Blocks are made and given
-back on the device's owner thread.
+Their memory belongs to Python and is only registered with the driver (page-locked), so that arrays a user keeps stay
+good after the engine is closed. A block nobody looks at any more is handed out again. Blocks are made and given back on
+the device's owner thread.
 """
 
 from __future__ import annotations

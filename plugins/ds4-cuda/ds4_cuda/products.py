@@ -173,7 +173,14 @@ class Products:
         found, jobs, blocks = self._tensor_jobs(n_rows, int(self.run["n_rows"]), self.shared_products(layer), "Q8_0")
         shared = max(found.shared, 12 * n_pairs + self.choice_bytes(tensor.WARPS))
         return self.small(
-            f"route8_{found.tiles}", (1, blocks + 1), 256, self.layer_bytes[layer], jobs, tile_rows, n_pairs, shared=shared
+            f"route8_{found.tiles}",
+            (1, blocks + 1),
+            256,
+            self.layer_bytes[layer],
+            jobs,
+            tile_rows,
+            n_pairs,
+            shared=shared,
         )
 
     def multiply(self, n_rows: int, products: list[Product], count: int | None = None) -> Iterator[Launch]:
@@ -192,8 +199,8 @@ class Products:
         return self._job_set(0, [product], DTYPES[int(product.mat["dtype"])])[3]
 
     def _twin(self, name: str, offset: int = 0) -> tuple[int, ...]:
-        """The twin of a work buffer, from channel `offset` of its rows on (or that many channels of whole tiles of rows);
-        zero where there is none."""
+        """The twin of a work buffer from channel `offset` of its rows on, or after so many channels of whole tiles of
+        rows; zero where there is none."""
         q, d, kq, kd, ks, h = (int(at) for at in self.run[f"{name}_q"].tolist())
         block = offset // 32
         if offset % 32:
@@ -280,13 +287,15 @@ class Products:
         return products if all(self.on_tensor_cores(p) for p in products) else []
 
     def shared_down(self, layer: int) -> list[Product]:
-        """Down of the shared expert, whose rows lie behind all pairs, as a plain product if its input is made for one."""
+        """Down of the shared expert as a plain product, if its input is made for one. Its rows lie behind all pairs."""
         shape, run, mat = self.shape, self.run, self.mat(layer, "ffn_down_shexp.weight")
         if not self.shared_products(layer):
             return []
         first = int(run["max_rows"]) * shape.n_experts_used
         twin = self._twin("act", first // TILE * shape.ffn_width)
-        act, out = (int(run[name]) + 4 * first * n for name, n in (("act", shape.ffn_width), ("expert_out", shape.hidden)))
+        act, out = (
+            int(run[name]) + 4 * first * n for name, n in (("act", shape.ffn_width), ("expert_out", shape.hidden))
+        )
         product = Product(mat, act, twin, out, shape.ffn_width, shape.hidden)
         return [product] if self.on_tensor_cores(product) else []
 

@@ -1,7 +1,7 @@
 """The runner: a model opened on a GPU. Brings the step's arrays to the device and starts its launches.
 
-Nothing between begin and end waits for the device. Logits come back in one copy that is enqueued behind the step, to the
-block that the core will hand to its sessions; `end` waits for it. All driver calls go through the device's owner
+Nothing between begin and end waits for the device. Logits come back in one copy that is enqueued behind the step, to
+the block that the core will hand to its sessions; `end` waits for it. All driver calls go through the device's owner
 thread, and a step goes there once, in `end`: publishing waits for the next call that does.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -104,12 +105,10 @@ def test_kept_logits_never_share_memory(open_engine: Any, bindings: FakeBindings
         engine.step([(a, [token]), (b, [token])] if token % 2 else [(a, [token])])
         kept.append(a.logits)
     starts = sorted(row.ctypes.data for row in kept)
-    assert all(second - first >= kept[0].nbytes for first, second in zip(starts, starts[1:], strict=False))
+    assert all(second - first >= kept[0].nbytes for first, second in itertools.pairwise(starts))
 
 
-def test_locked_memory_has_a_limit(
-    open_engine: Any, bindings: FakeBindings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locked_memory_has_a_limit(open_engine: Any, bindings: FakeBindings, monkeypatch: pytest.MonkeyPatch) -> None:
     from ds4_cuda import logits
 
     engine = open_engine()
