@@ -245,8 +245,8 @@ class Runner(ABC):
         """Memory for the logits of a step: float32 [n_rows, vocab], C-contiguous, not set.
 
         Called before `begin` when no block of an earlier step is free. For runners whose device writes faster to
-        memory of some kind (page-locked, say). It must stay good as long as anybody refers to it, also after `close`; its base must not be another
-        array, or those who refer to parts of it cannot be counted."""
+        memory of some kind (page-locked, say). It must stay good as long as anybody refers to it, also after `close`;
+        its base must not be another array, or those who refer to parts of it cannot be counted."""
         return np.empty((n_rows, vocab), np.float32)
 
     @abstractmethod
