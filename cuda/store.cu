@@ -1,11 +1,10 @@
 // What a row adds to the cache, in one launch: its latent row and, where it ends a window of a compressor, the entry made
-// of that window. And qr, which the row's queries are made of, and the coefficients that bring the attention's output
-// back into the streams.
+// of that window. And qr, which the row's queries are made of.
 //
 // A compressor turns r consecutive tokens into one entry by a softmax over the tokens, for every channel alone. Rows of
 // this step lie in the step buffers as the products left them: ape is added to their gates by whoever reads them, here
 // and in publish.cu. Rows in a slab's ring have it.
-#include "coefs.cuh"
+#include "matmul.cuh"
 
 enum { SLICES = 4, CHUNK = 2 };  // slices of a window's rows, for threads of the same channels; rows a thread loads at a time
 enum Role { QUERY_INPUT, LATENT, ENTRY, INDEX_KEY };
@@ -191,14 +190,13 @@ __device__ __forceinline__ void complete_entry(const Run &run, const Layer &laye
     if (is_channel) store_cached(run, to, c, entry[c]);
 }
 
-// grid (rows, roles the layer has and one for the coefficients), block 512, shared: head_dim floats, or 576 if that is more; in layers with a compressor (1 + 3 x SLICES) x the
+// grid (rows, roles the layer has), block 512, shared: head_dim floats; in layers with a compressor (1 + 3 x SLICES) x the
 // larger of head_dim and index_dim, which are 512 at most.
 extern "C" __global__ void __launch_bounds__(512, 2) store_rows(const Run run, const Layer layer, int row0) {
     extern __shared__ __align__(16) float shared[];
     __shared__ float room[16];
     const int row = row0 + blockIdx.x;
     if (row >= *run.n_rows) return follow();
-    if (blockIdx.y + 1 == gridDim.y) return follow_with_coefs(run, layer, false, row, true, shared, shared + blockDim.x);
     if (blockIdx.y == QUERY_INPUT) return store_query_input(run, layer, row, room);
     if (blockIdx.y == LATENT) return store_latent(run, layer, row, shared, room);
     if (layer.ratio == CSA) return complete_entry<CSA>(run, layer, row, blockIdx.y == INDEX_KEY, shared, room);

@@ -15,7 +15,7 @@ from ds4_cuda import tensor
 from ds4_cuda.products import ENOUGH_BLOCKS, Launch, Products
 from ds4_cuda.work import FEW_ROWS, KEYS, KEYS8, PART, ceil, max_visible
 
-SLICES, STORE_THREADS = 4, 512  # slices of a window's rows; as in store.cu
+SLICES = 4  # of a window's rows; as in store.cu
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,20 @@ class Sequence(Products):
 
     def mix(self, layer: int, row0: int, n: int, is_ffn: int) -> Launch:
         count, channels = self._slices(n)
-        return self.small("mix_streams", (n, count + is_ffn), 256, self.layer_bytes[layer], row0, is_ffn, channels)
+        return self.small("mix_streams", (n, count + 1), 256, self.layer_bytes[layer], row0, is_ffn, channels)
 
     def mix_head(self, j0: int, n: int) -> Launch:
         count, channels = self._slices(n)
         return self.small("mix_head", (n, count), 256, j0, channels)
 
     def store(self, layer: int, row0: int, n: int) -> Launch:
-        """qr, latent rows, the entries and index keys of rows that end a window, and coefficients."""
+        """qr, latent rows, and the entries and index keys of rows that end a window."""
         shape, ratio = self.shape, self.shape.ratios[layer]
-        roles, room = 3, max(shape.head_dim, STORE_THREADS + 64)
+        roles, room = 2, shape.head_dim
         if ratio != SLIDING:
-            roles = 5 if ratio == CSA else 4
-            room = max(room, (1 + 3 * SLICES) * max(shape.head_dim, shape.index_dim))
-        return self.small("store_rows", (n, roles), STORE_THREADS, self.layer_bytes[layer], row0, shared=4 * room)
+            roles = 4 if ratio == CSA else 3
+            room = (1 + 3 * SLICES) * max(shape.head_dim, shape.index_dim)
+        return self.small("store_rows", (n, roles), 512, self.layer_bytes[layer], row0, shared=4 * room)
 
     @property
     def attends_on_tensor_cores(self) -> bool:

@@ -364,7 +364,7 @@ class Products:
         else:
             n_tiles, enough = min(tiles, self.shape.n_experts), 6000 if is_pair else 1500
             found = tensor.experts(self.gpu, dtype, at_once, 2 if is_pair else 1, mat, n_tiles, enough)
-            blocks = 2 * self.gpu.multiprocessors * (tensor.WARPS * 32 // found.threads)
+            blocks = 2 * self.gpu.multiprocessors
             grid = (min(tiles * ceil(outputs, found.groups), blocks),)
         values = (self.layer_bytes[layer], shared, tile_rows, row, n, segment, found.groups, found.n_warps)
         return self.small(name, grid, found.threads, *values, shared=found.shared)

@@ -113,8 +113,6 @@ def experts(gpu: Gpu, dtype: str, tiles: int, mats: int, mat: Any, n_tiles: int,
     """The cut of an expert's product (`mats` matrices like `mat`) for n_tiles tiles of pairs."""
     n_in, outputs = int(mat["n_in"]), ceil(int(mat["n_out"]), M_TILE)
     n_segments, warps = cut(n_in)[0], WARPS
-    if not table_bytes(dtype) and outputs * n_tiles <= 2 * WARPS * gpu.multiprocessors:
-        warps //= 2  # what fits on the GPU at once is spread more evenly by smaller blocks
     while warps > 1 and warps * ring(gpu, dtype, mats) + table_bytes(dtype) > gpu.room:
         warps //= 2
     fixed = warps * ring(gpu, dtype, mats) + table_bytes(dtype)
