@@ -5,6 +5,8 @@
 
 A decode line is the median step of N sessions at one context: `Engine.eval_batch` with the token already known, so
 sampling is not in it. `floor` is the bytes of the weights a step must touch over the copy bandwidth given with --gbps.
+A mixed line is a step of 8 decoding sessions at context 512 and `context` tokens of another session's prompt. A memory
+line has the GiB that are planned (ms_median) and taken from the device (ms_min, ms_max).
 """
 
 from __future__ import annotations
@@ -58,6 +60,29 @@ def decode(engine: ds4.Engine, sessions: list[ds4.Session], steps: int, rng: np.
         engine.eval_batch(items)
         times.append(time.perf_counter() - start)
     return times
+
+
+def mixed(
+    engine: ds4.Engine, sessions: list[ds4.Session], n_prompt: int, steps: int, rng: np.random.Generator
+) -> list[float]:
+    """Seconds of each step in which all sessions decode and one more reads n_prompt tokens."""
+    times = []
+    for _ in range(steps):
+        with engine.create_session() as reader:
+            tokens = rng.integers(3, engine.shape.vocab, len(sessions)).tolist()
+            work = [(session, [token]) for session, token in zip(sessions, tokens, strict=True)]
+            work.append((reader, rng.integers(3, engine.shape.vocab, n_prompt).tolist()))
+            start = time.perf_counter()
+            engine.step(work)
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def device_bytes_used(engine: ds4.Engine) -> tuple[int, int]:
+    """(bytes of the device that are taken, all of them), by whomever."""
+    runner: Any = engine.runner
+    free, total = runner.device.run("asking for memory", runner.device.driver.mem_get_info)
+    return total - free, total
 
 
 def kernel_times(engine: ds4.Engine, n_rows: int, context: int) -> list[tuple[str, int, float]]:
@@ -123,6 +148,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--contexts", type=int, nargs="*", default=[512])
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
+    parser.add_argument("--mixed", type=int, nargs="*", default=[128, 512], help="prompt tokens beside 8 decode rows")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--gbps", type=float, default=3979.0)
     parser.add_argument("--inexact", action="store_true", help="Engine.open(exact=False)")
@@ -132,13 +158,18 @@ def main() -> None:
     path = write_model(args)
     rng = np.random.default_rng(0)
     top = max([*args.contexts, *args.prefill, 512]) + args.steps + 64
-    limits = ds4.Limits(sessions=max([*args.rows, 1]), context=top, max_rows=max(2048, max(args.rows)))
+    limits = ds4.Limits(
+        sessions=max([*args.rows, 9 if args.mixed else 1]), context=top, max_rows=max(2048, max(args.rows))
+    )
     start = time.perf_counter()
     with ds4.Engine.open(path, "cuda", limits, exact=not args.inexact) as engine:
         print(f"opened in {time.perf_counter() - start:.1f} s: {engine.memory_plan}", flush=True)
         out = open(args.out, "w", newline="") if args.out else sys.stdout  # noqa: SIM115  (closed below)
         table = csv.writer(out)
         table.writerow(COLUMNS)
+        used, _ = device_bytes_used(engine)
+        gib = [f"{n_bytes / 2**30:.2f}" for n_bytes in (engine.memory_plan.total, used, used)]
+        table.writerow(["memory", "", "", *gib, "", "", ""])
         for context in args.contexts:
             for n in args.rows:
                 sessions = fill(engine, n, context, rng)
@@ -155,6 +186,16 @@ def main() -> None:
                         print(f"    {micros:9.1f} us  {count:4d} x {name}", flush=True)
                 for session in sessions:
                     session.close()
+        sessions = fill(engine, 8, 512, rng) if args.mixed else []
+        for n_prompt in args.mixed:
+            times = mixed(engine, sessions, n_prompt, 8, rng)[2:]
+            step, n = median(times), 8 + n_prompt
+            row = ["mixed", 8, n_prompt, *(f"{1e3 * t:.3f}" for t in (step, min(times), max(times)))]
+            table.writerow([*row, f"{n / step:.1f}", "", getattr(engine.runner, "n_launches", 0)])
+            if args.out:
+                print(row, flush=True)
+        for session in sessions:
+            session.close()
         for length in args.prefill:
             times = []
             for _ in range(3):
