@@ -47,6 +47,7 @@ def test_signatures_are_those_of_the_sources() -> None:
         "product_##NAME": "product_",
         "product8_##NT##_##NAME": "product8_",
         "product8_8_##NAME": "product8_8_",
+        "route8_##NT": "route8_",
         "product1_##NAME": "product1_",
         "attend_##JD": "attend_",
     }
