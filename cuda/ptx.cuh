@@ -121,4 +121,13 @@ __device__ __forceinline__ void follow() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+#if __CUDA_ARCH__ >= 900
+#define DS4_REHEARSE  // kernels wait in follow(), see rehearse.cuh
+#endif
+__device__ __forceinline__ int unknown_zero() {  // to the compiler
+    int v;
+    asm volatile("mov.s32 %0, 0;" : "=r"(v));
+    return v;
+}
 #endif

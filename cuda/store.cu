@@ -5,6 +5,7 @@
 // this step lie in the step buffers as the products left them: ape is added to their gates by whoever reads them, here
 // and in publish.cu. Rows in a slab's ring have it.
 #include "matmul.cuh"
+#include "rehearse.cuh"
 
 enum { SLICES = 4, CHUNK = 2 };  // slices of a window's rows, for threads of the same channels; rows a thread loads at a time
 enum Role { QUERY_INPUT, LATENT, ENTRY, INDEX_KEY };
@@ -15,31 +16,42 @@ __device__ __forceinline__ void load8_or_zero(const float *x, int k, int n, floa
     for (int i = 0; i < 8; i++) v[i] = 0.0f;
 }
 
+__device__ __forceinline__ void fresh8_or_zero(const float *x, int k, int n, float *v) {
+    if (k < n) return fresh8(x, k, n, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = 0.0f;
+}
+
 // qr: the row's low-rank query input after its norm, and its twins.
 __device__ __forceinline__ void store_query_input(const Run &run, const Layer &layer, int row, float *room) {
     const int n = run.q_lora, k1 = threadIdx.x * 8, step = blockDim.x * 8, warp_k = threadIdx.x / 32 * 256;
     const float *raw = run.qr_raw + (long long)row * n, *norm = layer.vec[V_Q_A_NORM];
-    float weight[8], v[8], squares = 0.0f;
+    float weight[8];
     load8_or_zero(norm, k1, n, weight);
-    follow();
-    for (int k0 = 0; k0 < n; k0 += step) {
-        load8_or_zero(raw, k0 + k1, n, v);
+    rehearse([&](bool real) {
+        float v[8], squares = 0.0f;
+        for (int k0 = 0; k0 < n; k0 += step) {
+            fresh8_or_zero(raw, k0 + k1, n, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
-    }
-    const float inverse = 1.0f / sqrtf(block_sum(squares, room) / (float)n + run.rms_eps);
-    for (int k0 = 0; k0 + warp_k < n; k0 += step) {  // whole warps, as quantize8 wants them
-        const int k = k0 + k1;
-        float *to = run.qr + (long long)row * n + k;
-        load8_or_zero(raw, k, n, v);
-        if (k0) load8_or_zero(norm, k, n, weight);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            v[i] = v[i] * inverse * weight[i];
-            if (k + i < n) to[i] = v[i];
+            for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
         }
-        if (run.int8) quantize8(v, run.qr_q, row, k, n, k < n && n % 32 == 0);
-    }
+        const float inverse = 1.0f / sqrtf(block_sum(squares, room) / (float)n + run.rms_eps);
+        for (int k0 = 0; k0 + warp_k < n; k0 += step) {  // whole warps, as quantize8 wants them
+            const int k = k0 + k1;
+            float *to = run.qr + (long long)row * n + k, w[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) w[i] = weight[i];
+            if (n > step) fresh8_or_zero(raw, k, n, v);  // else it is still there
+            if (k0) load8_or_zero(norm, k, n, w);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                v[i] = v[i] * inverse * w[i];
+                if (real && k + i < n) to[i] = v[i];
+            }
+            if (run.int8) quantize8(v, run.qr_q, row, k, n, real && k < n && n % 32 == 0);
+            if (!real) break;
+        }
+    });
 }
 
 // The row's keys and values after norm and rotation, to the step buffer. A thread per channel.
@@ -47,16 +59,17 @@ __device__ __forceinline__ void store_latent(const Run &run, const Layer &layer,
     const int dim = run.head_dim, c = threadIdx.x;
     const bool is_channel = c < dim, is_pair = c < run.rope_dim / 2;
     const float weight = is_channel ? layer.vec[V_KV_NORM][c] : 0.0f;
-    follow();
-    const float v = is_channel ? run.kv[(long long)row * dim + c] : 0.0f;
-    const float cosine = is_pair ? cos_of(run, layer, row)[c] : 0.0f, sine = is_pair ? sin_of(run, layer, row)[c] : 0.0f;
-    const float inverse = 1.0f / sqrtf(block_sum(v * v, room) / (float)dim + run.rms_eps);
-    if (is_channel) kv[c] = v * inverse * weight;
-    __syncthreads();
-    if (is_pair) rotate_pair(kv + dim - run.rope_dim, c, cosine, sine);
-    __syncthreads();
-    if (run.roundings) round_latent(kv, dim, dim - run.rope_dim);
-    if (is_channel) store_cached(run, layer.step_latent + (long long)row * dim * cache_bytes(run), c, kv[c]);
+    rehearse([&](bool real) {
+        const float v = is_channel ? fresh(run.kv + (long long)row * dim + c) : 0.0f;
+        const float cosine = is_pair ? fresh(cos_of(run, layer, row) + c) : 0.0f, sine = is_pair ? fresh(sin_of(run, layer, row) + c) : 0.0f;
+        const float inverse = 1.0f / sqrtf(block_sum(v * v, room) / (float)dim + run.rms_eps);
+        if (is_channel) kv[c] = v * inverse * weight;
+        __syncthreads();
+        if (is_pair) rotate_pair(kv + dim - run.rope_dim, c, cosine, sine);
+        __syncthreads();
+        if (run.roundings) round_latent(kv, dim, dim - run.rope_dim);
+        if (real && is_channel) store_cached(run, layer.step_latent + (long long)row * dim * cache_bytes(run), c, kv[c]);
+    });
 }
 
 // A session's rows of the compressor of entries or of index keys, and its weights.
@@ -112,7 +125,7 @@ __device__ __forceinline__ void weigh(const Source &from, int w, int slice, int 
         for (int i = 0; i < CHUNK; i++) {
             const int pos = first + i, at = c + Window<RATIO>::channel(w, pos, from.dim);
             const float *row = from.row(pos) + at, *ape = from.ape + pos % RATIO * from.width + at;
-            const float4 a = *(const float4 *)row, b = *(const float4 *)(row + from.width);
+            const float4 a = fresh((const float4 *)row), b = fresh((const float4 *)(row + from.width));
             const float4 d = pos < from.in_step ? make_float4(0, 0, 0, 0) : *(const float4 *)ape;
             k[i][0] = a.x, k[i][1] = a.y, k[i][2] = a.z, k[i][3] = a.w;
             gate[i][0] = b.x, gate[i][1] = b.y, gate[i][2] = b.z, gate[i][3] = b.w;
@@ -175,19 +188,20 @@ __device__ __forceinline__ void complete_entry(const Run &run, const Layer &laye
     uint8_t *to = entry_slot(run, layer, item, w, is_key ? layer.index_keys : layer.entries, dim);
     const double angle = is_pair ? (double)(RATIO * w) * run.freq[1][c] : 0.0;  // the window's first position
     const float cosine = (float)cos(angle), sine = (float)sin(angle);
-    follow();
-    const float v = compress<RATIO>(from, w, entry + dim);
-    const float inverse = 1.0f / sqrtf(block_sum(v * v, room) / (float)dim + run.rms_eps);
-    if (is_channel) entry[c] = v * inverse * weight;
-    __syncthreads();
-    if (is_pair) rotate_pair(entry + dim - run.rope_dim, c, cosine, sine);
-    __syncthreads();
-    if (run.roundings && !is_key) round_latent(entry, dim, dim - run.rope_dim);
-    if (run.roundings && is_key) {
-        round_index(entry, dim);
-        if (is_channel) entry[c] = __half2float(__float2half_rn(entry[c]));
-    }
-    if (is_channel) store_cached(run, to, c, entry[c]);
+    rehearse([&](bool real) {
+        const float v = compress<RATIO>(from, w, entry + dim);
+        const float inverse = 1.0f / sqrtf(block_sum(v * v, room) / (float)dim + run.rms_eps);
+        if (is_channel) entry[c] = v * inverse * weight;
+        __syncthreads();
+        if (is_pair) rotate_pair(entry + dim - run.rope_dim, c, cosine, sine);
+        __syncthreads();
+        if (run.roundings && !is_key) round_latent(entry, dim, dim - run.rope_dim);
+        if (run.roundings && is_key) {
+            round_index(entry, dim);
+            if (is_channel) entry[c] = __half2float(__float2half_rn(entry[c]));
+        }
+        if (real && is_channel) store_cached(run, to, c, entry[c]);
+    });
 }
 
 // grid (rows, roles the layer has), block 512, shared: head_dim floats; in layers with a compressor (1 + 3 x SLICES) x the
