@@ -15,7 +15,7 @@ __device__ __forceinline__ void tile(const Job &job, const Jobs &jobs, int first
 #pragma unroll
     for (int i = 0; i < NB; i++) {
         const int row = first_row + (i < n ? i : n - 1);
-        x[i] = job.x + (long long)(job.x_rows ? job.x_rows[row] : row) * job.x_stride;
+        x[i] = job.x + (long long)row * job.x_stride;
     }
     for (int loop = 0; loop < jobs.loops; loop++) {
         const int set = loop * jobs.n_groups + group, out = out0 + set * ROWS;

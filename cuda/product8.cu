@@ -1,4 +1,5 @@
 // Matrix products of all rows of a step on tensor cores (see tensor.cuh): few rows directly, many rows staged.
+#include "int8.cuh"
 #include "route.cuh"
 #include "wide.cuh"
 
@@ -82,6 +83,7 @@ template <int DT, int NT> struct Products {
         const Job &job = at(j, &block);
         if (warps_per_tile == 1) return store_tile<NT>(job, block * jobs.n_groups + set, first_row, end_row, total);
         __syncthreads();
+        if (jobs.twin_q) return finish_with_twin(job, block);
         for (int i = threadIdx.x; i < jobs.n_groups * NT * 8 * M_TILE; i += blockDim.x) {
             const int out = i % M_TILE, row = i / M_TILE % (NT * 8), tile = i / M_TILE / (NT * 8);
             const int at = (block * jobs.n_groups + tile) * M_TILE + out;
@@ -91,6 +93,23 @@ template <int DT, int NT> struct Products {
             float sum = p[0];
             for (int s = 1; s < jobs.n_segments; s++) sum += p[s * V];
             job.y[(long long)to * job.y_stride + at] = sum;
+        }
+        __syncthreads();  // before the next task's sums
+    }
+    // The same where a block has 32 neighbouring outputs: a warp has those of a row, and writes their twin as
+    // quantize_by_32 does.
+    __device__ __forceinline__ void finish_with_twin(const Job &job, int block) {
+        const int lane = threadIdx.x % 32, out = block * 32 + lane, channel = job.channel + block * 32;
+        for (int row = threadIdx.x / 32; row < NT * 8; row += blockDim.x / 32) {
+            const int to = first_row / 8 * 8 + row;
+            if (to < first_row || to >= end_row) continue;
+            const float *p = part + lane / 16 * jobs.n_segments * V + row * OUT + lane % 16;
+            float sum = p[0];
+            for (int s = 1; s < jobs.n_segments; s++) sum += p[s * V];
+            job.y[(long long)to * job.y_stride + out] = sum;
+            const float top = largest_of_lanes(fabsf(sum), 1, 32);
+            jobs.twin_q[code_at(to, channel + lane, jobs.channels)] = (int8_t)__float2int_rn(sum * (top > 0.0f ? 127.0f / top : 0.0f));
+            if (lane == 0) jobs.twin_d[(to / 8 * (jobs.channels / 32) + channel / 32) * 8 + to % 8] = top / 127.0f;
         }
         __syncthreads();  // before the next task's sums
     }

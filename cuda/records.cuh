@@ -96,18 +96,20 @@ struct Job {
     const float *x;
     Quant xq;  // the same values
     float *y;
-    const int *x_rows;  // null: row i reads x[i]
-    int x_stride, y_stride, first_row, n_out, first_block, unused;
+    int x_stride, y_stride, first_row, n_out, first_block, channel;  // channel: of y in its twin's rows, see Jobs
 };
 
 enum { MAX_JOBS = 16 };
 struct Jobs {
     Job job[MAX_JOBS];
     const int *count;  // rows of this step
-    int n_jobs, n_segments, segment, n_groups, loops, unused;  // segment: inputs per warp; groups per block, and turns
+    // Where the outputs' twins go, codes and scales per 32 channels of rows of `channels`; null: they get none here.
+    int8_t *twin_q;
+    float *twin_d;
+    int n_jobs, n_segments, segment, n_groups, loops;  // segment: inputs per warp; groups per block, and turns
     // Tensor-core products: n_groups tiles of 16 outputs at a time, segments shared by `loops` warps; blocks from n_first on
     // are of F16 jobs; count null: only `row`.
-    int row, n_first, n_blocks, more;
+    int row, n_first, n_blocks, channels, unused;
 };
 
 #ifdef DS4_RUN_BYTES  // given by ds4_cuda.kernels: the sizes of the records as the host writes them

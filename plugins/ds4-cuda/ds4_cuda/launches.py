@@ -157,7 +157,8 @@ class Sequence(Products):
             yield self.select(0, n)
         yield from self._attend(layer, bucket)
         yield from self.multiply(n, self.group_products(layer))
-        yield from self.quantize_low(0, n)
+        if not self.makes_low_twin(layer, n):
+            yield from self.quantize_low(0, n)
         yield from self.multiply(n, self.output_product(layer))
         yield self.update(layer, 0, n)
 

@@ -60,7 +60,7 @@ class Product:
     y_stride: int
     first_row: int = 0
     n_out: int = 0
-    x_rows: int = 0
+    channel: int = -1  # of y's first output in the rows of y's twin, if that can be made with the product
 
     @property
     def rows(self) -> int:
@@ -108,7 +108,7 @@ class Products:
         block = 0
         for i, p in enumerate(products):
             job = jobs["job"][i]
-            job["mat"], job["x"], job["xq"], job["y"], job["x_rows"] = p.mat, p.x, p.quant, p.y, p.x_rows
+            job["mat"], job["x"], job["xq"], job["y"], job["channel"] = p.mat, p.x, p.quant, p.y, p.channel
             job["x_stride"], job["y_stride"], job["first_row"] = p.x_stride, p.y_stride, p.first_row
             job["n_out"], job["first_block"] = p.rows, block
             block += ceil(p.rows, rows)
@@ -117,7 +117,7 @@ class Products:
     def on_tensor_cores(self, p: Product) -> bool:
         """Whether the product has an int8 or F16 tensor-core kernel."""
         dtype, n_in = DTYPES[int(p.mat["dtype"])], int(p.mat["n_in"])
-        if not self.run["int8"] or n_in % 32 or p.x_stride % 32 or p.first_row % tensor.M_TILE or p.x_rows:
+        if not self.run["int8"] or n_in % 32 or p.x_stride % 32 or p.first_row % tensor.M_TILE:
             return False
         return bool(p.quant[{"q": 0, "k": 2, "h": 5}[KINDS[dtype]]]) if dtype in KINDS else False
 
@@ -154,6 +154,9 @@ class Products:
         blocks = self._fill(jobs, products, tensor.M_TILE * found.groups)
         jobs["n_blocks"] = blocks
         jobs["n_first"] = blocks - sum(ceil(p.rows, tensor.M_TILE * found.groups) for p in halves)
+        if self._makes_twin(found, products):
+            jobs["twin_q"], jobs["twin_d"] = self.run["low_q"]["q"], self.run["low_q"]["d"]
+            jobs["channels"] = products[0].y_stride
         if tiles < 8:  # blocks take turns: more of them than run at a time only cost starts
             blocks = min(blocks, 4 * self.gpu.multiprocessors)
         return found, jobs.tobytes(), blocks
@@ -161,6 +164,23 @@ class Products:
     def choice_bytes(self, warps: int) -> int:
         """Shared memory of warps that choose a row's experts each."""
         return 8 * self.shape.n_experts * warps
+
+    def _makes_twin(self, found: tensor.Cut, products: list[Product]) -> bool:
+        """Whether a block has 32 neighbouring outputs, and finds their scale."""
+        return (
+            all(p.channel >= 0 and p.channel % 32 == 0 and p.rows % 32 == 0 for p in products)
+            and found.tiles < 8
+            and (found.groups, found.threads) == (2, 256)
+            and found.n_warps > 1
+        )
+
+    def makes_low_twin(self, layer: int, n_rows: int) -> bool:
+        """Whether the launch of group_products writes the whole twin of `low`."""
+        products = self.group_products(layer)
+        if len(products) > MAX_JOBS or not all(self.on_tensor_cores(p) for p in products):
+            return False
+        dtypes = {DTYPES[int(p.mat["dtype"])].replace("F16", "Q8_0") for p in products}
+        return len(dtypes) == 1 and self._makes_twin(self._tensor_jobs(n_rows, 0, products, dtypes.pop())[0], products)
 
     def routes_beside_products(self, layer: int, n_rows: int) -> bool:
         """Whether a block of the shared expert's products can route the rows."""
@@ -254,6 +274,8 @@ class Products:
         shape, run = self.shape, self.run
         n_in, n_all = shape.n_heads // shape.o_groups * shape.head_dim, shape.n_heads * shape.head_dim
         mat, low = self.mat(layer, "attn_output_a.weight"), shape.o_groups * shape.o_lora
+        q, _, kq, _, _, h = (int(at) for at in run["low_q"].tolist())
+        makes_twin = bool(q) and not kq and not h
         return [
             Product(
                 mat,
@@ -264,6 +286,7 @@ class Products:
                 low,
                 g * shape.o_lora,
                 shape.o_lora,
+                g * shape.o_lora if makes_twin else -1,
             )
             for g in range(shape.o_groups)
         ]

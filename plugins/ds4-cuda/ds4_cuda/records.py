@@ -169,14 +169,14 @@ JOB = np.dtype(
         ("mat", MAT),
         ("x", "u8"),
         ("xq", QUANT),
-        *((name, "u8") for name in ("y", "x_rows")),
-        *((name, "i4") for name in ("x_stride", "y_stride", "first_row", "n_out", "first_block", "unused")),
+        ("y", "u8"),
+        *((name, "i4") for name in ("x_stride", "y_stride", "first_row", "n_out", "first_block", "channel")),
     ]
 )
 JOBS = np.dtype(
     [
         ("job", JOB, (MAX_JOBS,)),
-        ("count", "u8"),
+        *((name, "u8") for name in ("count", "twin_q", "twin_d")),
         *(
             (name, "i4")
             for name in (
@@ -185,11 +185,11 @@ JOBS = np.dtype(
                 "segment",
                 "n_groups",
                 "loops",
-                "unused",
                 "row",
                 "n_first",
                 "n_blocks",
-                "more",
+                "channels",
+                "unused",
             )
         ),
     ]

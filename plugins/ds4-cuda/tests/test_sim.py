@@ -6,6 +6,7 @@ What it cannot show: timing, registers, the memory model of a GPU, and the last 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import ds4
+from ds4.testing import models
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "sim"))
@@ -115,6 +117,28 @@ def test_together_equals_alone(case: str, exact: bool) -> None:
                 engine.step([(s, [life[step - 3]]) for s, life in zip(sessions, lives, strict=True)])
             for session, rows in zip(sessions, alone, strict=True):
                 assert (bits(session.logits) == bits(rows[step])).all(), step
+
+
+def test_the_output_product_makes_its_own_twin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Heads wide enough that warps share their sums: the bits are those of quantize_low, which few rows do without."""
+    from ds4_cuda.products import Products
+
+    wide = models.recipe("weights-Q8_0")
+    wide = replace(wide, shape=replace(wide.shape, n_heads=8, head_dim=128, o_groups=1, o_lora=64))
+    monkeypatch.setattr(models, "recipe", lambda name: wide)
+    models.write_model("wide", tmp_path / "wide.gguf")
+    tokens = models.text("wide", 1, 22)
+
+    def run(chunks: list[int]) -> tuple[Any, int]:
+        engine, driver = open_engine(tmp_path / "wide.gguf", exact=False, max_rows=40)
+        with engine:
+            return feed(engine, tokens, chunks), driver.counts["quantize_low"]
+
+    made, n_launches = run([9, 1, 12])
+    assert n_launches == 0
+    monkeypatch.setattr(Products, "_makes_twin", lambda *_: False)
+    apart, n_launches = run([22])
+    assert n_launches > 0 and (bits(made) == bits(apart)).all()
 
 
 def test_fork_and_restore() -> None:
