@@ -82,7 +82,6 @@ class CudaRunner(Runner):
         self._bucket: Bucket | None = None  # of the running step, and how long its last one took
         self._took: dict[Bucket, float] = {}
         self._unpublished: Launch | None = None  # of the last step that was completed
-        self._published = False  # whether the running step got as far as publishing
         n_ints = sum(step_ints(self.limits).values())
         self._step_host = driver.pagelocked_empty(n_ints, np.int32)
         self._logits = LogitsMemory(api, shape.vocab)
@@ -118,7 +117,7 @@ class CudaRunner(Runner):
             driver.memcpy_htod_async(self._memory.step_at, host, self._stream)
 
         self._queued, self._bucket = [start], None
-        self._published = self._logits_read = False
+        self._logits_read = False
 
     def _run_queued(self) -> None:
         """What begin and encode asked for. Every change of thread costs tens of microseconds, so a step has one."""
@@ -197,12 +196,10 @@ class CudaRunner(Runner):
         """Left to the next call that goes to the device: a hand-over of its own takes longer than the kernel."""
         self.device.require()
         self._unpublished = self._sequence.publish(plan.n_rows, self._memory.layer_table)
-        self._published = True
 
     def abort(self, plan: StepPlan) -> None:
+        """What the step before left to publish stays: it was completed, and this one may have failed before `begin`."""
         self._queued = []
-        if self._published:
-            self._unpublished = None
         if not (self.device.is_lost or self.device.is_closed):
             self.device.run("aborting a step", self._stream.synchronize)
 
