@@ -36,6 +36,7 @@ class LogitsMemory:
 
     def __init__(self, api: Any, vocab: int) -> None:
         self.api, self.vocab = api, vocab
+        self._may_lock = api is not None
         self._blocks: list[_Block] = []
 
     def reuse(self, n_rows: int) -> Any | None:
@@ -49,15 +50,18 @@ class LogitsMemory:
     def has_room(self, n_rows: int) -> bool:
         """Whether a block of n_rows is within what ds4 locks. Any thread."""
         in_use = sum(block.n_bytes for block in self._blocks if block.view() is not None)
-        return self.api is not None and 0 < self._n_bytes(n_rows) <= min(MAX_BLOCK_BYTES, MAX_BYTES - in_use)
+        return self._may_lock and 0 < self._n_bytes(n_rows) <= min(MAX_BLOCK_BYTES, MAX_BYTES - in_use)
 
-    def make(self, n_rows: int) -> Any:
-        """As reuse, in a new block, which takes the place of those nobody looks at."""
+    def make(self, n_rows: int) -> Any | None:
+        """As reuse, in a new block, which takes the place of those nobody looks at. None where the system does not let
+        memory be locked (a limit of the user's, say): ordinary memory does as well, only slower."""
         for block in [block for block in self._blocks if block.view() is None]:
             self._forget(block)
         memory = mmap.mmap(-1, -(-self._n_bytes(n_rows) // mmap.PAGESIZE) * mmap.PAGESIZE)
         block = _Block(memory, np.frombuffer(memory, np.uint8).ctypes.data, _NOBODY)
-        take(self.api.cuMemHostRegister(block.address, block.n_bytes, 0))
+        if int(self.api.cuMemHostRegister(block.address, block.n_bytes, 0)[0]):
+            self._may_lock = False
+            return None
         self._blocks.append(block)
         return self._hand_out(block, n_rows)
 

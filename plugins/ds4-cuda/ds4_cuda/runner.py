@@ -172,7 +172,8 @@ class CudaRunner(Runner):
             self._stream.synchronize()
 
         bucket, begin = self._bucket, time.perf_counter()
-        self._on_device("finishing a step", finish, poll=plan.check, expected=bucket and self._took.get(bucket))
+        expected = self._took.get(bucket) if bucket else None
+        self._on_device("finishing a step", finish, poll=plan.check, expected=expected)
         if bucket:
             self._took[bucket] = time.perf_counter() - begin
         self._logits_read = is_direct

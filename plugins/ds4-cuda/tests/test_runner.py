@@ -127,3 +127,13 @@ def test_locked_memory_has_a_limit(open_engine: Any, bindings: FakeBindings, mon
     kept.clear()
     monkeypatch.setattr(logits, "MAX_BLOCK_BYTES", 2 * row)
     assert session.feed([3, 4, 5], logits="all").shape == (3, engine.shape.vocab)  # too large: ordinary memory
+
+
+def test_a_system_that_locks_no_memory(open_engine: Any, bindings: FakeBindings) -> None:
+    asked = []
+    bindings.cuMemHostRegister = lambda *arguments: asked.append(arguments) or (2,)  # type: ignore[method-assign]
+    engine = open_engine()
+    session = engine.create_session()
+    for token in (3, 4, 5):
+        session.feed([token])
+    assert len(asked) == 1 and session.pos == 3 and np.isfinite(session.logits).all()

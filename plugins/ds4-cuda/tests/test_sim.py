@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 import ds4
-from ds4.testing import models
+from ds4.testing import conformance, models
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "sim"))
 
 import sim_build  # noqa: E402
 import sim_driver  # noqa: E402
-from sim_open import open_engine  # noqa: E402
+from ds4_cuda.backend import CudaBackend  # noqa: E402
+from sim_open import open_engine, patched  # noqa: E402
 
 GOLDEN = HERE.parents[2] / "tests" / "golden"
 CASES = ["tiny-flash", "tiny-yarn", "tiny-pro", "tiny-long", "quant-q8", "quant-q4k", "quant-iq2", "quant-q2k"]
@@ -117,6 +118,27 @@ def test_together_equals_alone(case: str, exact: bool) -> None:
                 engine.step([(s, [life[step - 3]]) for s, life in zip(sessions, lives, strict=True)])
             for session, rows in zip(sessions, alone, strict=True):
                 assert (bits(session.logits) == bits(rows[step])).all(), step
+
+
+@pytest.mark.parametrize("n", [32, 33])
+def test_many_sessions_at_once(n: int) -> None:
+    """The most rows that one block routes beside the shared expert, and one more."""
+    tokens = load("quant-iq2", 60)[0]
+    with open_case("quant-iq2", exact=False, sessions=n, max_rows=40, context=64) as engine:
+        alone = [feed(engine, tokens[i : i + 2], [1]) for i in range(n)]
+        sessions = [engine.create_session() for _ in range(n)]
+        for step in range(2):
+            engine.step([(s, [tokens[i + step]]) for i, s in enumerate(sessions)])
+            for session, rows in zip(sessions, alone, strict=True):
+                assert (bits(session.logits) == bits(rows[step : step + 1])).all()
+
+
+@pytest.mark.parametrize("area", ["lifecycle", "memory", "failures"])
+def test_conformance(area: str) -> None:
+    """The areas of the kit that are about everything around the kernels; all of them take minutes here."""
+    with patched():
+        report = conformance.run(CudaBackend(sim_driver.SimCuda()), short=True, areas=(area,))
+    assert report.ok, str(report)
 
 
 def test_the_output_product_makes_its_own_twin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
