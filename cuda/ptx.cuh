@@ -98,12 +98,9 @@ struct Shared {
     }
 };
 
-// 16 (or 8 or 4) bytes from device memory to shared memory, both aligned; complete after copy_wait.
+// 16 or 4 bytes from device memory to shared memory, both aligned; complete after copy_wait.
 __device__ __forceinline__ void copy_async(void *shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
-}
-__device__ __forceinline__ void copy_async8(void *shared, const void *global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async4(void *shared, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");

@@ -65,6 +65,7 @@ template <int DT, int NT> struct RowRing {
         }
     };
 };
+
 template <bool FIRST, class A, class B> struct Choose { using type = A; };
 template <class A, class B> struct Choose<false, A, B> { using type = B; };
 

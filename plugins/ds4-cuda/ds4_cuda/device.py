@@ -25,6 +25,9 @@ T = TypeVar("T")
 MIN_CAPABILITY = (8, 0)
 """The kernels are compiled for this compute capability and newer ones."""
 
+MIN_DRIVER = 12000
+"""Oldest driver, as cuDriverGetVersion says it: CUDA 12.0."""
+
 LOST = (
     "launch fail",
     "illegal address",
@@ -52,15 +55,24 @@ def load_driver() -> Any:
     return driver
 
 
+def cuda_version(number: int) -> str:
+    """12080 -> "12.8"."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 def find_devices(driver: Any) -> list[tuple[str, tuple[int, int], int]]:
     """(name, compute capability, bytes) of every GPU. Raises BackendUnavailableError with the reason. No context."""
     try:
         driver.init()
+        version = int(driver.get_driver_version())
         found = [driver.Device(i) for i in range(driver.Device.count())]
         devices = [(d.name(), tuple(d.compute_capability()), int(d.total_memory())) for d in found]
     except Exception as exc:
         said = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
         raise BackendUnavailableError(f"the CUDA driver gives no device: {said}", backend="cuda", reason=said) from exc
+    if version < MIN_DRIVER:
+        reason = f"the NVIDIA driver is made for CUDA {cuda_version(version)}, the kernels need 12.0: update the driver"
+        raise BackendUnavailableError(reason, backend="cuda", reason=reason)
     if not devices:
         raise BackendUnavailableError("the CUDA driver is present but finds no GPU", backend="cuda", reason="no GPU")
     return devices

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ds4.plugin import BackendError
+from ds4_cuda.device import cuda_version
 from ds4_cuda.records import DTYPES, INT8_DTYPES, NARROW_DTYPES, RECORD_SIZES
 from ds4_cuda.tensor import Gpu, is_large
 
@@ -227,7 +228,10 @@ class Kernels:
 
     def __init__(self, driver: Any, arch: str, api: Any = None) -> None:
         code = compile_all(arch)
-        self.modules = {name: driver.module_from_buffer(data) for name, data in code.items()}
+        try:
+            self.modules = {name: driver.module_from_buffer(data) for name, data in code.items()}
+        except driver.LogicError as exc:
+            raise cannot_load(int(driver.get_driver_version()), exc) from exc
         self.functions: dict[str, Any] = {}
         self.handles: dict[str, Any] = {}
         self._api = api
@@ -262,6 +266,21 @@ class Kernels:
             take(self._api.cuModuleUnload(module))
         self._loaded.clear()
         self.handles.clear()
+
+
+def cannot_load(driver_version: int, exc: Exception) -> BackendError:
+    """A driver refuses code of a newer toolkit than its own, with words that do not say so."""
+    try:
+        compiler = " ".join(find_compiler().version.split("\n")[-2:]).strip()
+    except BackendError:
+        compiler = "a compiler that is gone"
+    return BackendError(
+        f"the NVIDIA driver, made for CUDA {cuda_version(driver_version)}, does not load kernels compiled by "
+        f"{compiler} ({exc}): update the driver, or put nvcc of the driver's version on PATH",
+        backend="cuda",
+        driver=cuda_version(driver_version),
+        compiler=compiler,
+    )
 
 
 def shared_room(driver: Any) -> int:

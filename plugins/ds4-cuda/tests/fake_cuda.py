@@ -119,6 +119,7 @@ class FakeCuda:
     def __init__(self, capability: tuple[int, int] = (9, 0), count: int = 1, memory: int = 1 << 34) -> None:
         self.set_capability(capability)
         self.count, self.memory = count, memory
+        self.driver_version = 13000
         self.fail: dict[str, Exception] = {}
         self.threads: set[int] = set()  # of every call that needs a context
         self.pushes = self.pops = self.detached = 0
@@ -236,6 +237,9 @@ class FakeCuda:
 
     def init(self) -> None:
         self.note("init", context=False)
+
+    def get_driver_version(self) -> int:
+        return self.driver_version
 
     def mem_get_info(self) -> tuple[int, int]:
         self.note("mem_get_info")

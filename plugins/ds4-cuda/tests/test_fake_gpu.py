@@ -154,6 +154,19 @@ def test_probe_of_a_driver_that_fails() -> None:
     assert "no CUDA-capable device" in str(CudaBackend(gpu).probe().reason)
 
 
+def test_a_driver_that_is_too_old(open_engine: Any, fake: FakeCuda) -> None:
+    """For everything, and for what the compiler makes."""
+    old = FakeCuda()
+    old.driver_version = 11080
+    reason = str(CudaBackend(old).probe().reason)
+    assert "CUDA 11.8" in reason and "update the driver" in reason
+    fake.driver_version = 12040
+    fake.fail["module_from_buffer"] = FakeCuda.LogicError("cuModuleLoadDataEx failed: device kernel image is invalid")
+    with pytest.raises(ds4.BackendError, match=r"made for CUDA 12\.4, does not load kernels .* update the driver"):
+        open_engine()
+    assert fake.pushes == fake.pops == 1 and not fake.live
+
+
 def test_probe_makes_no_context() -> None:
     gpu = FakeCuda()
     assert CudaBackend(gpu).probe().available and gpu.pushes == 0 and not gpu.threads

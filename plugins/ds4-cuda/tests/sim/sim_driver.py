@@ -219,6 +219,9 @@ class SimCuda:
     def init(self) -> None:
         pass
 
+    def get_driver_version(self) -> int:
+        return 13000
+
     def mem_get_info(self) -> tuple[int, int]:
         return 1 << 34, 1 << 34
 

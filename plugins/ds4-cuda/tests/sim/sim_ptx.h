@@ -97,7 +97,6 @@ static inline void sim_copy(void *to, const void *from, int bytes) {
     sim::threads[threadIdx.x].copies.push_back({to, from, bytes});
 }
 static inline void copy_async(void *shared, const void *global) { sim_copy(shared, global, 16); }
-static inline void copy_async8(void *shared, const void *global) { sim_copy(shared, global, 8); }
 static inline void copy_async4(void *shared, const void *global) { sim_copy(shared, global, 4); }
 struct Shared {
     uint8_t *at;
