@@ -230,7 +230,9 @@ class Kernels:
         code = compile_all(arch)
         try:
             self.modules = {name: driver.module_from_buffer(data) for name, data in code.items()}
-        except driver.LogicError as exc:
+        except driver.MemoryError:
+            raise
+        except driver.Error as exc:
             raise cannot_load(int(driver.get_driver_version()), exc) from exc
         self.functions: dict[str, Any] = {}
         self.handles: dict[str, Any] = {}
