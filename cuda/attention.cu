@@ -13,8 +13,8 @@ __device__ __forceinline__ float row_norm(const float *x, int n, float eps, floa
     return 1.0f / sqrtf(block_sum(squares, room) / (float)n + eps);
 }
 
-// grid (rows, heads, then index heads), block 128, shared: head floats. Norm and rotation of queries, in place; of index
-// heads alone where attention runs on tensor cores.
+// grid (rows, heads, then index heads), block 128, shared: head floats. Norm and rotation of queries, in place, where no
+// tensor cores do it on the way: the kernels that do are given fewer heads here.
 extern "C" __global__ void finish_queries(const Run run, const Layer layer, int row0) {
     follow();
     extern __shared__ float head[];

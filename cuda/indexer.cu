@@ -56,10 +56,13 @@ __device__ __forceinline__ void load_tf32(const Run &run, const uint8_t *row, in
     v[0] = to_tf32(f.x), v[1] = to_tf32(f.y), v[2] = to_tf32(f.z), v[3] = to_tf32(f.w);
 }
 
-// The 16 heads from h0 on of one row as fragments: part j holds the channels 16 j + 4 t .. + 3 of lane 4 g + t, the first
+// The 16 heads from h0 on of one row as fragments, rotated on the way unless finish_queries did it (for the cache roundings,
+// which take a whole head): part j holds the channels 16 j + 4 t .. + 3 of lane 4 g + t, the first
 // two for one product, the others for the next. Keys are cut the same way, so both sides load 16 bytes at a time.
-__device__ __forceinline__ void load_heads(const Run &run, int row, int h0, uint32_t (*a)[2][4]) {
+__device__ __forceinline__ void load_heads(const Run &run, const Layer &layer, int row, int h0, uint32_t (*a)[2][4]) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, dim = run.index_dim, n_heads = run.index_heads;
+    const int tail = run.roundings ? dim : dim - run.rope_dim;
+    const float *cosine = cos_of(run, layer, row), *sine = sin_of(run, layer, row);
     const float *q = run.iq + ((long long)row * n_heads + h0 + g) * dim;
 #pragma unroll
     for (int j = 0; j < PARTS; j++)
@@ -67,9 +70,13 @@ __device__ __forceinline__ void load_heads(const Run &run, int row, int h0, uint
         for (int half = 0; half < 2; half++) {
             const int k = 16 * j + 4 * t;
             const bool is_there = k < dim && h0 + g + 8 * half < n_heads;
-            const float4 v = is_there ? *(const float4 *)(q + 8 * half * dim + k) : make_float4(0, 0, 0, 0);
-            a[j][0][half] = to_tf32(v.x), a[j][0][half + 2] = to_tf32(v.y);
-            a[j][1][half] = to_tf32(v.z), a[j][1][half + 2] = to_tf32(v.w);
+            const float4 own = is_there ? *(const float4 *)(q + 8 * half * dim + k) : make_float4(0, 0, 0, 0);
+            float v[4] = {own.x, own.y, own.z, own.w};
+#pragma unroll
+            for (int p = 0; p < 4; p += 2)
+                if (is_there && k + p >= tail) rotate_pair(v + p, 0, cosine[(k + p - tail) / 2], sine[(k + p - tail) / 2]);
+            a[j][0][half] = to_tf32(v[0]), a[j][0][half + 2] = to_tf32(v[1]);
+            a[j][1][half] = to_tf32(v[2]), a[j][1][half + 2] = to_tf32(v[3]);
         }
 }
 
@@ -111,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(32 * MOST_GROUPS) score8(const Run 
     for (int at = (warp * 4 + t) * 128; at < bytes; at += n_warps * 512) prefetch_l2(key + at);  // old keys are there
     follow();
     uint32_t a[PARTS][2][4];
-    load_heads(run, row, h0, a);
+    load_heads(run, layer, row, h0, a);
     const float *weight = run.ia + (long long)row * n_heads + h0 + g;
     const float low = h0 + g < n_heads ? weight[0] : 0.0f, high = h0 + g + 8 < n_heads ? weight[8] : 0.0f;
     int side = 0;  // the sums of one tile are read while those of the next are written

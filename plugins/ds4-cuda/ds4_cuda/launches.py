@@ -90,9 +90,10 @@ class Sequence(Products):
         return bool(self.run["int8"]) and self.shape.head_dim % 8 == 0
 
     def finish_queries(self, layer: int, row0: int, n: int, with_index: bool) -> Iterator[Launch]:
-        """Attention on tensor cores finishes its own queries."""
+        """Attention and index scores on tensor cores finish their own queries, the latter unless they are rounded."""
         shape = self.shape
-        heads = (0 if self.attends_on_tensor_cores else shape.n_heads) + with_index * shape.index_heads
+        rounds = bool(self.run["roundings"]) or not self.scores_on_tensor_cores
+        heads = (0 if self.attends_on_tensor_cores else shape.n_heads) + (with_index and rounds) * shape.index_heads
         if heads:
             room = 4 * max(shape.head_dim, shape.index_dim)
             yield self.small("finish_queries", (n, heads), 128, self.layer_bytes[layer], row0, shared=room)
