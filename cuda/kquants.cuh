@@ -1,4 +1,4 @@
-// Q2_K and Q4_K on tensor cores: steps of 256 inputs whose small scales and minima are integers.
+// Q2_K, Q4_K and Q5_K on tensor cores: steps of 256 inputs whose small scales and minima are integers.
 #pragma once
 #include "tensor.cuh"
 
@@ -96,10 +96,11 @@ template <> struct Raw<Q2_K> {
     }
 };
 
-template <> struct Raw<Q4_K> {
-    enum { BLOCKS = 8, BYTES = 1024 + 2048 };
+// Q4_K, or Q5_K, which has a fifth bit of every code: rows lie as in the file, in blocks of 144 or 176 bytes.
+template <bool FIVE> struct Raw45 {
+    enum { BLOCKS = 8, BYTES = 1024 + 2048 + FIVE * 512, PER_32 = FIVE ? 22 : 18, CODES = FIVE ? 48 : 16 };  // bytes
     uint4 head[2];  // d and dmin, 12 bytes of scales
-    uint2 q[2][4];
+    uint2 q[2][4], fifth[2];  // fifth: bit i of a byte is that of block i; not set for Q4_K
 
     struct Source {
         const uint8_t *row[2];  // g, g + 8
@@ -114,20 +115,22 @@ template <> struct Raw<Q4_K> {
     __device__ __forceinline__ void load(const Source &from, int block) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint8_t *p = from.row[h] + block * 18;
+            const uint8_t *p = from.row[h] + block * PER_32;
             head[h] = __ldg((const uint4 *)p);
 #pragma unroll
-            for (int i = 0; i < 4; i++) q[h][i] = __ldg((const uint2 *)(p + 16 + 32 * i) + threadIdx.x % 4);
+            for (int i = 0; i < 4; i++) q[h][i] = __ldg((const uint2 *)(p + CODES + 32 * i) + threadIdx.x % 4);
+            if (FIVE) fifth[h] = __ldg((const uint2 *)(p + 16) + threadIdx.x % 4);
         }
     }
     static __device__ __forceinline__ void copy(const Source &from, int block, Shared to) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint8_t *p = from.row[h] + block * 18;
+            const uint8_t *p = from.row[h] + block * PER_32;
             (to + lane * 16 + h * 512).copy16(p);
 #pragma unroll
-            for (int i = 0; i < 4; i++) (to + lane * 8 + 1024 + (h * 4 + i) * 256).copy8(p + 16 + 32 * i + lane % 4 * 8);
+            for (int i = 0; i < 4; i++) (to + lane * 8 + 1024 + (h * 4 + i) * 256).copy8(p + CODES + 32 * i + lane % 4 * 8);
+            if (FIVE) (to + lane * 8 + 3072 + h * 256).copy8(p + 16 + lane % 4 * 8);
         }
     }
     __device__ __forceinline__ void take(Shared from) {
@@ -137,6 +140,7 @@ template <> struct Raw<Q4_K> {
             head[h] = (from + lane * 16 + h * 512).load16();
 #pragma unroll
             for (int i = 0; i < 4; i++) q[h][i] = (from + lane * 8 + 1024 + (h * 4 + i) * 256).load8();
+            if (FIVE) fifth[h] = (from + lane * 8 + 3072 + h * 256).load8();
         }
     }
     // Stacked experts have more rows than n_out; their number is a multiple of 16 then, so only a plain matrix is clamped.
@@ -145,7 +149,7 @@ template <> struct Raw<Q4_K> {
         return upper ? (nibbles & 0x0f0f0f0fu) | (top >> 2 & 0x30303030u) : low & 0x3f3f3f3fu;
     }
     template <int MT, int NT, class B>
-    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
+    static __device__ __forceinline__ void step(const Raw45 *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
         const auto &at = b.at(block);
         int sum[MT][tiles_of(NT)][4] = {};
 #pragma unroll
@@ -157,8 +161,13 @@ template <> struct Raw<Q4_K> {
                 const uint4 h0 = raw[mt].head[0], h1 = raw[mt].head[1];
                 const uint2 u = raw[mt].q[0][i / 2], v = raw[mt].q[1][i / 2];
                 const int shift = i % 2 * 4, byte = i % 4 * 8;
-                const uint32_t a[4] = {u.x >> shift & 0x0f0f0f0fu, v.x >> shift & 0x0f0f0f0fu, u.y >> shift & 0x0f0f0f0fu,
-                                       v.y >> shift & 0x0f0f0f0fu};
+                uint32_t a[4] = {u.x >> shift & 0x0f0f0f0fu, v.x >> shift & 0x0f0f0f0fu, u.y >> shift & 0x0f0f0f0fu,
+                                 v.y >> shift & 0x0f0f0f0fu};
+                if (FIVE) {
+                    const uint2 low = raw[mt].fifth[0], high = raw[mt].fifth[1];
+                    a[0] |= (low.x >> i & 0x01010101u) << 4, a[1] |= (high.x >> i & 0x01010101u) << 4;
+                    a[2] |= (low.y >> i & 0x01010101u) << 4, a[3] |= (high.y >> i & 0x01010101u) << 4;
+                }
                 multiply<NT>(sum[mt], a, (int)(six(h0.y, h0.y, i >= 4, h0.w) >> byte & 63), (int)(six(h1.y, h1.y, i >= 4, h1.w) >> byte & 63), codes);
             }
         }
@@ -179,3 +188,6 @@ template <> struct Raw<Q4_K> {
         }
     }
 };
+
+template <> struct Raw<Q4_K> : Raw45<false> {};
+template <> struct Raw<Q5_K> : Raw45<true> {};

@@ -5,7 +5,7 @@
 
 enum { WIDE = 64 };  // activation rows of a block
 
-__host__ __device__ constexpr bool has_min(int dt) { return dt == Q2_K || dt == Q4_K; }
+__host__ __device__ constexpr bool has_min(int dt) { return dt == Q2_K || dt == Q4_K || dt == Q5_K; }
 
 // One stage of NT tiles of 8 rows: codes (or halves), scales, sums.
 template <int DT, int NT> struct Stage {

@@ -15,7 +15,8 @@ M_TILE = 16  # weight rows of a product
 PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
 RING_SHARE = {"IQ2_XXS": 5, "Q2_K": 4}  # eighths of the ring that are used: tables and cached rows need room too
 TABLES = ("IQ2_XXS",)  # dtypes with look-up tables in shared memory
-STEP = {"Q8_0": 2176, "F16": 2048, "Q4_K": 3072, "Q2_K": 1792, "IQ2_XXS": 1152}  # bytes a warp copies ahead at a time
+# bytes a warp copies ahead at a time
+STEP = {"Q8_0": 2176, "F16": 2048, "Q4_K": 3072, "Q5_K": 3584, "Q2_K": 1792, "IQ2_XXS": 1152}
 WARPS = 8
 DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
 FEW_EXPERT_ROWS, DIRECT_EXPERT_ROWS = 64, 256  # most rows of a step for tiles of 4 pairs, and of 8
@@ -125,6 +126,6 @@ def experts(gpu: Gpu, dtype: str, tiles: int, mats: int, mat: Any, n_tiles: int,
 
 def wide_shared(dtype: str, rows: int = WIDE, *, halves: bool = False) -> int:
     """Bytes of shared memory of a block that stages `rows` rows of 256 inputs, twice."""
-    sides = rows * 4 * (8 if dtype == "Q8_0" else 1) + rows * 4 * (16 if dtype in ("Q2_K", "Q4_K") else 0)
+    sides = rows * 4 * (8 if dtype == "Q8_0" else 1) + rows * 4 * (16 if dtype in ("Q2_K", "Q4_K", "Q5_K") else 0)
     stage = rows * 256 + sides
     return table_bytes(dtype) + 2 * max(stage, rows * 512 if halves else 0)

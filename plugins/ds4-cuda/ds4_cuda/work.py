@@ -113,7 +113,7 @@ SOURCES = {
 }
 """Work buffer -> the matrices that multiply it."""
 
-KINDS = {"Q8_0": "q", "F16": "h", "Q4_K": "k", "Q2_K": "k", "IQ2_XXS": "k"}
+KINDS = {"Q8_0": "q", "F16": "h", "Q4_K": "k", "Q5_K": "k", "Q2_K": "k", "IQ2_XXS": "k"}
 """Weight dtype -> the twin of activations that it meets on tensor cores: see int8.cuh."""
 
 

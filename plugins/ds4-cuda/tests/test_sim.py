@@ -120,6 +120,19 @@ def test_together_equals_alone(case: str, exact: bool) -> None:
                 assert (bits(session.logits) == bits(rows[step])).all(), step
 
 
+@pytest.mark.parametrize("name", ["weights-Q4_K", "weights-Q5_K"])
+def test_int8_is_near_the_cpu(name: str) -> None:
+    """Formats that no golden file has in every matrix; any cut into steps gives the same bits."""
+    tokens = models.text(name, 1, 60)
+    with ds4.Engine.open(models.model_path(name), "cpu", ds4.Limits(sessions=1, context=100)) as engine:
+        want = feed(engine, tokens, [60])
+    with open_engine(models.model_path(name), exact=False, context=100, max_rows=64)[0] as engine:
+        rows = feed(engine, tokens, [60])
+        assert (bits(feed(engine, tokens, [1, 9, 33, 17])) == bits(rows)).all()
+    assert np.sqrt(((rows - want) ** 2).mean()) <= 0.05 * want.std()
+    assert (rows.argmax(1) == want.argmax(1)).mean() >= 0.9
+
+
 @pytest.mark.parametrize("n", [32, 33])
 def test_many_sessions_at_once(n: int) -> None:
     """The most rows that one block routes beside the shared expert, and one more."""
