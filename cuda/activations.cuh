@@ -7,7 +7,9 @@ __host__ __device__ constexpr int tiles_of(int nt) { return nt ? nt : 1; }
 __host__ __device__ constexpr bool used(int nt, int c) { return nt || c % 2 == 0; }  // element c of a fragment of C
 __device__ __forceinline__ int column_row(int nt, int tile, int column) { return nt ? tile * 8 + column : column / 2; }
 
-__host__ __device__ constexpr bool per_256(int dt) { return dt != Q8_0 && dt != F16; }  // scales of activations
+__host__ __device__ constexpr bool per_256(int dt) {  // scales of activations
+    return dt != Q8_0 && dt != Q4_0 && dt != MXFP4 && dt != F16;
+}
 
 // What a lane reads of NT tiles of rows in device memory: codes (or halves) of column g, scales of columns 2 t, 2 t + 1,
 // sums of column g. Pointers are at some block of 32 inputs; at(block) moves them.

@@ -118,29 +118,27 @@ template <int DT> __device__ __forceinline__ void decode8(const Mat &m, long lon
         }
         unpack(lo, hi, BASE_U, [&](int i, float q) { w[i] = fmaf(a, q, -b); });
     } else if constexpr (DT == Q6_K) {
-        const uint8_t *p = m.q + row * m.row_bytes + k / 256 * 210;
-        const int l = k % 256 / 8, j = l / 4, low_shift = j / 2 % 2 * 4, high_shift = j % 4 * 2;
-        const uint8_t *low = p + j / 4 * 64 + j % 2 * 32 + l % 4 * 8, *high = p + 128 + j / 4 * 32 + l % 4 * 8;
-        const float a = half_bits(load_u16(p + 208)) * (float)((const int8_t *)p)[192 + l / 2];
-        const uint32_t lo = (load_2x16(low) >> low_shift & 0x0f0f0f0fu) | (load_2x16(high) >> high_shift & 0x03030303u) << 4;
-        const uint32_t hi =
-            (load_2x16(low + 4) >> low_shift & 0x0f0f0f0fu) | (load_2x16(high + 4) >> high_shift & 0x03030303u) << 4;
-        unpack(lo, hi, BASE_U + 32.0f, [&](int i, float q) { w[i] = a * q; });
+        const TileAt at(m, row, k, 256);
+        const int l = k % 256 / 8, j = l / 4;
+        const uint32_t *v = (const uint32_t *)(m.q + at.tile * 3072 + at.half * 1536) + (at.g * 4 + l % 4) * 4;
+        const uint32_t low = v[j / 4 * 128 + j % 4], high = v[256 + j / 2] >> j % 2 * 4;
+        const uint8_t *side = m.d + at.tile * 288;
+        const float a = half_bits(((const unsigned short *)(side + 256))[at.g * 2 + at.half]) *
+                        (float)((const int8_t *)side)[(at.g + 8 * at.half) * 16 + l / 2];
+        unpack((low & 0x0f0f0f0fu) | (high & 0x03030303u) << 4, (low >> 4 & 0x0f0f0f0fu) | (high >> 2 & 0x03030303u) << 4,
+               BASE_U + 32.0f, [&](int i, float q) { w[i] = a * q; });
     } else if constexpr (DT == Q4_0) {
-        const uint8_t *p = m.q + row * m.row_bytes + k / 32 * 18;
-        const int part = k % 32 / 8, shift = part / 2 * 4;
-        const float d = half_bits(load_u16(p));
-        const uint8_t *v = p + 2 + part % 2 * 8;
-        unpack(load_2x16(v) >> shift & 0x0f0f0f0fu, load_2x16(v + 4) >> shift & 0x0f0f0f0fu, BASE_U + 8.0f,
-               [&](int i, float q) { w[i] = d * q; });
+        const TileAt at(m, row, k, 32);
+        const uint32_t v = *(const uint32_t *)(m.q + at.tile * 256 + (at.g * 4 + k % 32 / 8) * 8 + at.half * 4);
+        const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
+        unpack(v & 0x0f0f0f0fu, v >> 4 & 0x0f0f0f0fu, BASE_U + 8.0f, [&](int i, float q) { w[i] = d * q; });
     } else {  // MXFP4
-        const uint8_t *p = m.q + row * m.row_bytes + k / 32 * 17;
-        const int part = k % 32 / 8, shift = part / 2 * 4;
-        const float d = e8m0_half(p[0]);
-        const uint8_t *v = p + 1 + part % 2 * 8;
+        const TileAt at(m, row, k, 32);
+        const uint32_t v = *(const uint32_t *)(m.q + at.tile * 256 + (at.g * 4 + k % 32 / 8) * 8 + at.half * 4);
+        const float d = e8m0_half(m.d[at.tile * 16 + at.g * 2 + at.half]);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const uint32_t c = v[i] >> shift & 15, magnitude = 0xc8643210u >> 4 * (c & 7) & 15;
+            const uint32_t c = v >> 4 * i & 15, magnitude = 0xc8643210u >> 4 * (c & 7) & 15;
             const float value = d * (float)magnitude;
             w[i] = c & 8 ? -value : value;
         }
@@ -160,9 +158,12 @@ __device__ inline float decode1(const Mat &m, long long row, int k, const uint2 
         const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
         return (float)((const int8_t *)m.q)[at.tile * 512 + at.g * 64 + t / 8 * 16 + t % 8 / 4 * 8 + at.half * 4 + t % 4] * d;
     }
-    case Q4_0:
-        p += k / 32 * 18;
-        return half_bits(load_u16(p)) * (float)((t < 16 ? p[2 + t] & 15 : p[2 + t - 16] >> 4) - 8);
+    case Q4_0: {
+        const TileAt at(m, row, k, 32);
+        const float d = half_bits(((const unsigned short *)m.d)[at.tile * 16 + at.g * 2 + at.half]);
+        const int byte = m.q[at.tile * 256 + (at.g * 4 + t / 8) * 8 + at.half * 4 + t % 4];
+        return d * (float)((t % 8 < 4 ? byte & 15 : byte >> 4) - 8);
+    }
     case Q4_K:
     case Q5_K: {
         const bool five = m.dtype == Q5_K;
@@ -173,9 +174,12 @@ __device__ inline float decode1(const Mat &m, long long row, int k, const uint2 
         return fmaf(half_bits(load_u16(p)) * (float)scale, (float)q, -(half_bits(load_u16(p + 2)) * (float)min));
     }
     case Q6_K: {
-        p += k / 256 * 210;
-        const int q = (p[j / 4 * 64 + j % 2 * 32 + t] >> j / 2 % 2 * 4 & 15) | (p[128 + j / 4 * 32 + t] >> j % 4 * 2 & 3) << 4;
-        return half_bits(load_u16(p + 208)) * (float)((const int8_t *)p)[192 + k % 256 / 16] * (float)(q - 32);
+        const TileAt at(m, row, k, 256);
+        const uint8_t *v = m.q + at.tile * 3072 + at.half * 1536 + (at.g * 4 + t / 8) * 16;
+        const int low = v[j / 4 * 512 + j % 4 * 4 + t % 4] >> t % 8 / 4 * 4 & 15, high = v[1024 + j / 2 * 4 + t % 4] >> (j % 2 * 4 + t % 8 / 4 * 2) & 3;
+        const uint8_t *side = m.d + at.tile * 288;
+        return half_bits(((const unsigned short *)(side + 256))[at.g * 2 + at.half]) *
+               (float)((const int8_t *)side)[(at.g + 8 * at.half) * 16 + k % 256 / 16] * (float)((low | high << 4) - 32);
     }
     case Q2_K: {
         const TileAt at(m, row, k, 256);
@@ -198,9 +202,9 @@ __device__ inline float decode1(const Mat &m, long long row, int k, const uint2 
         return sign >> t % 8 & 1 ? -value : value;
     }
     default: {  // MXFP4
-        p += k / 32 * 17;
-        const uint32_t c = t < 16 ? p[1 + t] & 15 : p[1 + t - 16] >> 4;
-        const float value = e8m0_half(p[0]) * (float)(0xc8643210u >> 4 * (c & 7) & 15);
+        const TileAt at(m, row, k, 32);
+        const int c = m.q[at.tile * 256 + (at.g * 4 + t / 8) * 8 + at.half * 4 + t % 8 / 2] >> t % 2 * 4 & 15;
+        const float value = e8m0_half(m.d[at.tile * 16 + at.g * 2 + at.half]) * (float)(0xc8643210u >> 4 * (c & 7) & 15);
         return c & 8 ? -value : value;
     }
     }

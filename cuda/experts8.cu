@@ -268,7 +268,10 @@ template <int DT, class Kind, int> __device__ __forceinline__ void wide_tile(con
     EXPERT8(down8, 4, NAME, Down, direct_tasks, 256, 2)      \
     EXPERT8(down8, 8, NAME, Down, wide_tile, 256, 2)
 EXPERTS8(Q8_0)
+EXPERTS8(Q4_0)
+EXPERTS8(MXFP4)
 EXPERTS8(Q4_K)
 EXPERTS8(Q5_K)
+EXPERTS8(Q6_K)
 EXPERTS8(Q2_K)
 EXPERTS8(IQ2_XXS)

@@ -1,4 +1,4 @@
-// Twins of activations for tensor cores: int8 codes, with a scale per 32 channels (for Q8_0) or per 256 (for the other
+// Twins of activations for tensor cores: int8 codes, with a scale per 32 channels (for Q8_0, Q4_0 and MXFP4) or per 256 (for the other
 // quantised dtypes, whose own scales are integers within 256 weights), and halves (for F16).
 //
 // Quantising a row depends on that row alone. Layouts: codes and halves [rows / 8][n / 32][8 rows][32], scales

@@ -1,4 +1,4 @@
-// Q2_K, Q4_K and Q5_K on tensor cores: steps of 256 inputs whose small scales and minima are integers.
+// Q2_K, Q4_K, Q5_K and Q6_K on tensor cores: steps of 256 inputs whose small scales and minima are integers.
 #pragma once
 #include "tensor.cuh"
 
@@ -191,3 +191,82 @@ template <bool FIVE> struct Raw45 {
 
 template <> struct Raw<Q4_K> : Raw45<false> {};
 template <> struct Raw<Q5_K> : Raw45<true> {};
+
+// Q6_K: a scale of 8 bits per 16 inputs, which lanes t < 2 and t >= 2 have apart: a block of 32 takes two products.
+template <> struct Raw<Q6_K> {
+    enum { BLOCKS = 8, SIDE = 288, BYTES = 3072 + SIDE };
+    uint4 low[2][2], high[2], scales[2];  // of rows g and g + 8
+    uint32_t d;
+
+    struct Source {
+        const uint8_t *q, *d;  // d: of all lanes
+        Source() = default;
+        __device__ __forceinline__ Source(const Mat &m, int tile) {
+            const long long at = (long long)tile * (m.n_in / 256);
+            q = m.q + at * 3072 + threadIdx.x % 32 * 16;
+            d = m.d + at * SIDE;
+        }
+    };
+    __device__ __forceinline__ void load(const Source &from, int block) {
+        const int g = threadIdx.x % 32 / 4;
+        const uint8_t *q = from.q + block * 384, *side = from.d + block * (SIDE / 8);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            low[h][0] = load_once(q + h * 1536), low[h][1] = load_once(q + h * 1536 + 512), high[h] = load_once(q + h * 1536 + 1024);
+            scales[h] = __ldg((const uint4 *)side + g + 8 * h);
+        }
+        d = __ldg((const uint32_t *)(side + 256) + g);
+    }
+    static __device__ __forceinline__ void copy(const Source &from, int block, Shared to) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < 6; i++) (to + lane * 16 + i * 512).copy16(from.q + block * 384 + i * 512);
+        if (lane < SIDE / 16) (to + lane * 16 + 3072).copy16(from.d + block * (SIDE / 8) + lane * 16);
+    }
+    __device__ __forceinline__ void take(Shared from) {
+        const int lane = threadIdx.x % 32, g = lane / 4;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            low[h][0] = (from + lane * 16 + h * 1536).load16(), low[h][1] = (from + lane * 16 + h * 1536 + 512).load16();
+            high[h] = (from + lane * 16 + h * 1536 + 1024).load16();
+            scales[h] = (from + g * 16 + 3072 + h * 128).load16();
+        }
+        d = (from + g * 4 + 3072 + 256).load4();
+    }
+    static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+    // Low and high bits, less 32, as signed bytes; the top bits keep the bytes' differences apart.
+    static __device__ __forceinline__ uint32_t signed_codes(uint32_t low, uint32_t high) {
+        return ((low & 0x0f0f0f0fu | (high & 0x03030303u) << 4 | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+    }
+    static __device__ __forceinline__ int scale(const uint4 &v, int i) { return (int)(int8_t)(word_of(v, i / 4) >> i % 4 * 8 & 255); }
+    template <int MT, int NT, class B>
+    static __device__ __forceinline__ void step(const Raw *raw, int block, int, const B &b, float (*acc)[tiles_of(NT)][4], const uint32_t *) {
+        const auto &at = b.at(block);
+        const bool is_first = threadIdx.x % 4 < 2;
+        int sum[MT][tiles_of(NT)][4] = {};
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++) {
+            uint2 codes[tiles_of(NT)], first[tiles_of(NT)], second[tiles_of(NT)];
+            fetch<NT>(at, i, codes);
+#pragma unroll
+            for (int j = 0; j < tiles_of(NT); j++) {
+                first[j] = is_first ? codes[j] : make_uint2(0, 0);
+                second[j] = is_first ? make_uint2(0, 0) : codes[j];
+            }
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                uint32_t a[4];
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint32_t low = word_of(raw[mt].low[h][i / 4], i % 4), high = word_of(raw[mt].high[h], i / 2) >> i % 2 * 4;
+                    a[h] = signed_codes(low, high), a[h + 2] = signed_codes(low >> 4, high >> 2);
+                }
+                multiply<NT>(sum[mt], a, scale(raw[mt].scales[0], 2 * i), scale(raw[mt].scales[1], 2 * i), first);
+                multiply<NT>(sum[mt], a, scale(raw[mt].scales[0], 2 * i + 1), scale(raw[mt].scales[1], 2 * i + 1), second);
+            }
+        }
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+            add_scaled<NT>(acc[mt], sum[mt], half_bits(raw[mt].d & 0xffffu), half_bits(raw[mt].d >> 16), at);
+    }
+};

@@ -178,8 +178,11 @@ template <int DT> __device__ __forceinline__ void product8w(const Run &run, cons
         product8w<NAME>(run, jobs);                                                                         \
     }
 PRODUCT8(Q8_0)
+PRODUCT8(Q4_0)
+PRODUCT8(MXFP4)
 PRODUCT8(Q4_K)
 PRODUCT8(Q5_K)
+PRODUCT8(Q6_K)
 PRODUCT8(Q2_K)
 PRODUCT8(IQ2_XXS)
 

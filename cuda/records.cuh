@@ -9,7 +9,7 @@
 enum { SLIDING = 0, CSA = 4, HCA = 128, PAGE_TOKENS = 256 };
 enum Dtype { F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q2_K, IQ2_XXS, MXFP4 };
 
-// A matrix, experts stacked. Q8_0, Q2_K and IQ2_XXS lie in tiles of 16 rows (repack.cu), in two planes: `q` the codes, `d`
+// A matrix, experts stacked. Quantised ones but Q4_K and Q5_K lie in tiles of 16 rows (repack.cu), in two planes: `q` the codes, `d`
 // the scales. All other dtypes are as in the file, row-major (`row_bytes` each), and have no `d`.
 struct Mat {
     const uint8_t *q, *d;
@@ -36,7 +36,7 @@ struct Layer {
     Mat mat[N_MATS];
 };
 
-// Twins of a float buffer for tensor cores, laid out as int8.cuh says; null where no matrix reads them. For Q8_0: codes q
+// Twins of a float buffer for tensor cores, laid out as int8.cuh says; null where no matrix reads them. For Q8_0, Q4_0 and MXFP4: codes q
 // and a scale d per 32 channels. For the other quantised dtypes: codes kq, a scale kd per 256 and the sums ks of 16 codes.
 // For F16: halves h.
 struct Quant {

@@ -1,6 +1,7 @@
 // How a warp walks along the weights of its tasks: copied ahead to a ring in shared memory that belongs to it alone.
 #pragma once
 #include "kquants.cuh"
+#include "nibbles.cuh"
 
 #ifndef DS4_RING
 #define DS4_RING 11264  // bytes of weights in a warp's ring, about; less where a multiprocessor has little shared memory
@@ -10,7 +11,7 @@ struct Cut {  // of K
     int segments, blocks;  // their number; blocks of 32 per segment
 };
 
-// NT tiles of neighbouring rows that travel through the ring with the weights of Q8_0 or F16: per tile and step the codes
+// NT tiles of neighbouring rows that travel through the ring with the weights of Q8_0, Q4_0, MXFP4 or F16: per tile and step the codes
 // (or halves) of its blocks, then the scales of all tiles.
 template <int DT, int NT> struct RowRing {
     enum { BLOCKS = Raw<DT>::BLOCKS, ITEM = DT == F16 ? 512 : 256, CODES = BLOCKS * ITEM, SCALES = DT == F16 ? 0 : BLOCKS * 32 };

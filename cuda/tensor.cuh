@@ -1,7 +1,7 @@
 // Matrix products on tensor cores, for engines opened with exact=False, and the order of their sums:
 //
 //     K is cut into at most 8 segments of 256 * ceil(n_in / 2048) inputs (a function of n_in alone);
-//     in a segment the inputs are taken in ascending order: the integer product of a block (Q8_0: of 32 inputs, the other
+//     in a segment the inputs are taken in ascending order: the integer product of a block (Q8_0, Q4_0, MXFP4: of 32 inputs, the other
 //     quantised dtypes: of 256, their own small scales and minima included) is exact, one fmaf with the scales adds it;
 //     F16 weights: two mma_f16 add each 32 inputs;
 //     segments are added in ascending order.
@@ -9,7 +9,8 @@
 // Weights are the wide side (16 rows) and activation rows the narrow side (8) of every product. How many tiles a warp
 // has, how segments are shared among warps and whether activations pass through shared memory changes no sum.
 //
-// Layouts. Activations: int8.cuh; the 8 bytes (16 for halves) of a lane are neighbours of the next lane's. Weights Q8_0, Q2_K and IQ2_XXS: in the order in which lanes take them, see repack.cu.
+// Layouts. Activations: int8.cuh; the 8 bytes (16 for halves) of a lane are neighbours of the next lane's. Weights: in the order in which
+// lanes take them, see repack.cu.
 #pragma once
 #include "activations.cuh"
 

@@ -21,6 +21,7 @@ from ds4.plugin import BackendError
 from ds4_cuda.device import cuda_version
 from ds4_cuda.records import DTYPES, INT8_DTYPES, NARROW_DTYPES, RECORD_SIZES
 from ds4_cuda.tensor import Gpu, is_large
+from ds4_cuda.work import TILED
 
 OPTIONS = ("-O3", "-fmad=false", "--std=c++17")
 """No contraction: fused operations are written where they are meant, so every kernel rounds alike."""
@@ -56,7 +57,7 @@ SIGNATURES: Mapping[str, tuple[str, str]] = {
         for dtype in INT8_DTYPES
     },
     "publish_rows": ("publish", "RP"),
-    **{name: ("repack", "PPPqqq") for name in ("repack_q8_0", "repack_iq2_xxs", "repack_q2_k")},
+    **{name: ("repack", "PPPqqq") for name in (tiled.kernel for tiled in TILED.values())},
     "product_simple": ("fallback", "RJiii"),
     "gate_up_simple": ("fallback", "RLiii"),
     "down_simple": ("fallback", "RLiii"),

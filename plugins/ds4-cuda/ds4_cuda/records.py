@@ -14,7 +14,7 @@ MAT = np.dtype([("q", "u8"), ("d", "u8"), ("n_in", "i4"), ("n_out", "i4"), ("dty
 DTYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "IQ2_XXS", "MXFP4")
 """Weight dtypes in the order of the enum."""
 
-INT8_DTYPES = ("Q8_0", "Q4_K", "Q5_K", "Q2_K", "IQ2_XXS")
+INT8_DTYPES = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "IQ2_XXS")
 """Those that meet int8 activations when the engine is opened with exact=False."""
 
 NARROW_DTYPES = ("F32", "F16", "BF16")

@@ -16,7 +16,18 @@ PARTIAL = 20 * 8 * 4  # bytes of one segment's sums of 16 outputs and 8 rows
 RING_SHARE = {"IQ2_XXS": 5, "Q2_K": 4}  # eighths of the ring that are used: tables and cached rows need room too
 TABLES = ("IQ2_XXS",)  # dtypes with look-up tables in shared memory
 # bytes a warp copies ahead at a time
-STEP = {"Q8_0": 2176, "F16": 2048, "Q4_K": 3072, "Q5_K": 3584, "Q2_K": 1792, "IQ2_XXS": 1152}
+STEP = {
+    "Q8_0": 2176,
+    "Q4_0": 1152,
+    "MXFP4": 1088,
+    "F16": 2048,
+    "Q4_K": 3072,
+    "Q5_K": 3584,
+    "Q6_K": 3360,
+    "Q2_K": 1792,
+    "IQ2_XXS": 1152,
+}
+ROWS = {"Q8_0": 1152, "Q4_0": 1152, "MXFP4": 1152, "F16": 1024}  # bytes of 8 rows of activations that go along
 WARPS = 8
 DIRECT_ROWS = 128  # most rows of a step whose activations are not staged
 FEW_EXPERT_ROWS, DIRECT_EXPERT_ROWS = 64, 256  # most rows of a step for tiles of 4 pairs, and of 8
@@ -56,7 +67,7 @@ def table_bytes(dtype: str) -> int:
 
 def ring(gpu: Gpu, dtype: str, mats: int, row_tiles: int = 0) -> int:
     """Bytes of a warp's ring: whole steps, at least two; as RingSize in ring.cuh. row_tiles: of rows that go along."""
-    rows = {"Q8_0": 1152, "F16": 1024}[dtype] * row_tiles if row_tiles else 0
+    rows = ROWS[dtype] * row_tiles if row_tiles else 0
     step = mats * STEP[dtype] + rows
     return max(2, gpu.ring * RING_SHARE.get(dtype, 8) // 8 // step) * step
 
@@ -101,7 +112,7 @@ def share(n_tasks: int, n_segments: int, enough: int, warps: int = WARPS, most: 
 def dense(gpu: Gpu, dtype: str, tiles: int, n_outputs: int, n_row_tiles: int, n_segments: int) -> Cut:
     """The cut for n_outputs tiles of outputs and n_row_tiles tiles of `tiles` * 8 rows that fits into shared memory."""
     kinds = ("Q8_0", "F16") if dtype == "Q8_0" else (dtype,)
-    through = tiles if tiles < 4 and dtype == "Q8_0" else 0  # tiles of rows that go through the ring
+    through = tiles if tiles < 4 and dtype in ROWS else 0  # tiles of rows that go through the ring
     fixed = WARPS * max(ring(gpu, kind, 1, through) for kind in kinds) + table_bytes(dtype)
     groups, n_warps = share(n_outputs * n_row_tiles, n_segments, ENOUGH_WARPS)
     sums = groups * n_segments * tiles * PARTIAL if n_warps > 1 else 0
@@ -126,6 +137,6 @@ def experts(gpu: Gpu, dtype: str, tiles: int, mats: int, mat: Any, n_tiles: int,
 
 def wide_shared(dtype: str, rows: int = WIDE, *, halves: bool = False) -> int:
     """Bytes of shared memory of a block that stages `rows` rows of 256 inputs, twice."""
-    sides = rows * 4 * (8 if dtype == "Q8_0" else 1) + rows * 4 * (16 if dtype in ("Q2_K", "Q4_K", "Q5_K") else 0)
+    sides = rows * 4 * (8 if dtype in ROWS else 1) + rows * 4 * (16 if dtype in ("Q2_K", "Q4_K", "Q5_K") else 0)
     stage = rows * 256 + sides
     return table_bytes(dtype) + 2 * max(stage, rows * 512 if halves else 0)

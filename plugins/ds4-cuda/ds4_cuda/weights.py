@@ -1,6 +1,6 @@
 """Uploads a model's tensors: one device allocation, the file read ahead of the copy, two pinned buffers in turn.
 
-Q8_0, Q2_K and IQ2_XXS are repacked on the way into tiles of the same total size; everything else stays as it is in the
+Most quantised dtypes are repacked on the way into tiles of the same total size; everything else stays as it is in the
 file. Runs on the device's owner thread. Knows tensors and their places, not what they mean.
 """
 

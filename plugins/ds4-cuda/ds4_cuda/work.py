@@ -64,6 +64,9 @@ class TileFormat:
 
 TILED = {
     "Q8_0": TileFormat("repack_q8_0", 34, 32, 512, 32),
+    "Q4_0": TileFormat("repack_q4_0", 18, 32, 256, 32),
+    "MXFP4": TileFormat("repack_mxfp4", 17, 32, 256, 16),
+    "Q6_K": TileFormat("repack_q6_k", 210, 256, 3072, 288),
     "Q2_K": TileFormat("repack_q2_k", 84, 256, 1024, 320),
     "IQ2_XXS": TileFormat("repack_iq2_xxs", 66, 256, 1024, 32),
 }
@@ -113,7 +116,17 @@ SOURCES = {
 }
 """Work buffer -> the matrices that multiply it."""
 
-KINDS = {"Q8_0": "q", "F16": "h", "Q4_K": "k", "Q5_K": "k", "Q2_K": "k", "IQ2_XXS": "k"}
+KINDS = {
+    "Q8_0": "q",
+    "Q4_0": "q",
+    "MXFP4": "q",
+    "F16": "h",
+    "Q4_K": "k",
+    "Q5_K": "k",
+    "Q6_K": "k",
+    "Q2_K": "k",
+    "IQ2_XXS": "k",
+}
 """Weight dtype -> the twin of activations that it meets on tensor cores: see int8.cuh."""
 
 

@@ -120,15 +120,17 @@ def test_together_equals_alone(case: str, exact: bool) -> None:
                 assert (bits(session.logits) == bits(rows[step])).all(), step
 
 
-@pytest.mark.parametrize("name", ["weights-Q4_K", "weights-Q5_K"])
-def test_int8_is_near_the_cpu(name: str) -> None:
-    """Formats that no golden file has in every matrix; any cut into steps gives the same bits."""
-    tokens = models.text(name, 1, 60)
-    with ds4.Engine.open(models.model_path(name), "cpu", ds4.Limits(sessions=1, context=100)) as engine:
-        want = feed(engine, tokens, [60])
-    with open_engine(models.model_path(name), exact=False, context=100, max_rows=64)[0] as engine:
-        rows = feed(engine, tokens, [60])
+@pytest.mark.parametrize("dtype", ["Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K"])
+def test_int8_is_near_the_cpu(dtype: str) -> None:
+    """Formats that no golden file has, or not in every matrix; any cut into steps gives the same bits."""
+    path, tokens = models.model_path(f"weights-{dtype}"), models.text(f"weights-{dtype}", 1, 140)
+    with ds4.Engine.open(path, "cpu", ds4.Limits(sessions=1, context=150)) as engine:
+        want = feed(engine, tokens, [140])
+    with open_engine(path, exact=False, context=150, max_rows=140, checks=True)[0] as engine:
+        rows = feed(engine, tokens, [140])
         assert (bits(feed(engine, tokens, [1, 9, 33, 17])) == bits(rows)).all()
+    with open_engine(path, context=150, max_rows=40, checks=True)[0] as engine:
+        assert np.abs(feed(engine, tokens[:20], [20]) - want[:20]).max() <= 3e-4
     assert np.sqrt(((rows - want) ** 2).mean()) <= 0.05 * want.std()
     assert (rows.argmax(1) == want.argmax(1)).mean() >= 0.9
 
